@@ -1,4 +1,4 @@
-"""Seams of a rollout: whatever generates, whatever a tool is, whatever judges. Few methods, each with an in-tree fake."""
+"""Seams of a rollout: whatever generates, whatever a tool is, whatever judges. Each has an in-tree fake."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

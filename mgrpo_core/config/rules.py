@@ -1,0 +1,198 @@
+"""Rules between the sections of a config. Each problem names the field, the value, and the fix."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mgrpo_core.config.run import RunConfig
+
+# Names become file names, flow-run names, metric names and tool names: one alphabet that is legal in all of them.
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+def problems_of(config: "RunConfig") -> list[str]:
+    """Every broken rule, as a sentence; empty when the config is sound."""
+    found = [*_names(config), *_references(config)]
+    if found:  # the rules below follow references
+        return found
+    return [*_hierarchy(config), *_rewards(config), *_policies(config), *_batches(config)]
+
+
+def _known(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _names(config: "RunConfig") -> Iterator[str]:
+    for section, names in (("agents", config.agents), ("policies", config.policies)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                yield (
+                    f"{section}.{name}: the name {name!r} is not usable as a file, metric and tool name. "
+                    "Use a lowercase letter, then up to 31 of a-z, 0-9, _ and -."
+                )
+
+
+def _references(config: "RunConfig") -> Iterator[str]:
+    if config.main_agent not in config.agents:
+        yield (
+            f"main_agent: {config.main_agent!r} is no agent. Name one of: {_known(config.agents)}; or add it to agents."
+        )
+    for name, agent in config.agents.items():
+        if agent.policy not in config.policies:
+            yield (
+                f"agents.{name}.policy: {agent.policy!r} is no policy. "
+                f"Name one of: {_known(config.policies)}; or add it to policies."
+            )
+        for delegate in agent.delegates:
+            if delegate not in config.agents:
+                yield (
+                    f"agents.{name}.delegates: {delegate!r} is no agent. "
+                    f"Name one of: {_known(config.agents.keys() - {name})}; or add it to agents."
+                )
+        if len(set(agent.delegates)) != len(agent.delegates):
+            yield f"agents.{name}.delegates: {list(agent.delegates)} names an agent twice. Name each once."
+
+
+def _hierarchy(config: "RunConfig") -> Iterator[str]:
+    cycle = _cycle(config)
+    if cycle:
+        yield (
+            f"agents.{cycle[0]}.delegates: the delegation cycle {' -> '.join(cycle)} would never end. "
+            f"Remove {cycle[1]!r} from the delegates of {cycle[0]!r}, or another link of the cycle."
+        )
+        return
+    reached = {config.main_agent}
+    frontier = [config.main_agent]
+    while frontier:
+        new = set(config.agents[frontier.pop()].delegates) - reached
+        reached |= new
+        frontier.extend(new)
+    for name in config.agents:
+        if name not in reached:
+            yield (
+                f"agents.{name}: nobody delegates to {name!r}, so it would never act. "
+                f"Add it to the delegates of an agent ({_known(reached)}), or remove it."
+            )
+    for name, agent in config.agents.items():
+        called = {tool.split(":")[0].rsplit(".", 1)[-1] for tool in agent.tools}
+        for clash in sorted(called & set(agent.delegates)):
+            yield (
+                f"agents.{name}: {clash!r} is both a tool and a delegate, and a call names only one. Rename the agent."
+            )
+
+
+def _cycle(config: "RunConfig") -> list[str]:
+    """A delegation cycle as [a, b, …, a], or []."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for delegate in config.agents[name].delegates:
+            found = walk(delegate, [*path, name])
+            if found:
+                return found
+        done.add(name)
+        return []
+
+    for name in config.agents:
+        found = walk(name, [])
+        if found:
+            return found
+    return []
+
+
+def _rewards(config: "RunConfig") -> Iterator[str]:
+    for name, agent in config.agents.items():
+        is_main = name == config.main_agent
+        wanted = ("correct",) if is_main else ("main_correct", "expert")
+        foreign = ("main_correct", "expert") if is_main else ("correct",)
+        role = "the main agent" if is_main else "a sub-agent"
+        reward = config.reward_of(name)
+        for part in wanted:
+            if getattr(reward, part) is None:
+                yield (
+                    f"agents.{name}.reward.{part}: missing. {role} is rewarded for format, {' and '.join(wanted)}; "
+                    "give a weight, 0 to switch the part off."
+                )
+        for part in foreign:
+            if getattr(reward, part) is not None:
+                value = getattr(reward, part)
+                yield f"agents.{name}.reward.{part}: {value} is a part that {role} does not have. Remove it."
+        if not is_main and reward.expert and agent.judge is None:
+            yield (
+                f"agents.{name}.judge: missing, although reward.expert is {reward.expert}. "
+                "Name a judge, or set reward.expert to 0."
+            )
+
+
+def _policies(config: "RunConfig") -> Iterator[str]:
+    used = {agent.policy for agent in config.agents.values()}
+    places: dict[str, str] = {}
+    for name, policy in config.policies.items():
+        if name not in used:
+            yield f"policies.{name}: no agent acts with it. Remove it, or give it to an agent."
+        folder = config.store_folder_of(name)
+        if not _NAME.fullmatch(folder):
+            yield f"policies.{name}.store_as: {folder!r} is no folder name. Use a-z, 0-9, _ and -."
+        if folder in places:
+            yield (
+                f"policies.{name}.store_as: {folder!r} is where policy {places[folder]!r} is written, "
+                "and two policies in one place would overwrite each other. Give each a folder of its own."
+            )
+        places.setdefault(folder, name)
+        optimizer = policy.optimizer
+        if optimizer.schedule != "constant":
+            if optimizer.total_steps is None:
+                yield (
+                    f"policies.{name}.optimizer.total_steps: missing. The {optimizer.schedule} schedule ends there; "
+                    "give the number of optimiser steps."
+                )
+            elif optimizer.total_steps <= optimizer.warmup_steps:
+                yield (
+                    f"policies.{name}.optimizer.total_steps: {optimizer.total_steps} is not above warmup_steps "
+                    f"{optimizer.warmup_steps}. Raise it."
+                )
+
+
+def _batches(config: "RunConfig") -> Iterator[str]:
+    rollout, update = config.rollout, config.update
+    k = rollout.rollouts_per_query
+    trained = [name for name, agent in config.agents.items() if agent.trainable]
+    if not trained:
+        yield "agents: none is trainable, so there is nothing to learn. Set trainable: true for one, or use evaluate."
+    if k == 1 and trained:
+        yield (
+            "rollout.rollouts_per_query: 1 gives groups of one main trajectory, whose advantage is always 0. "
+            "Use 2 or more (8 in the paper)."
+        )
+    for name in trained:
+        temperature = config.agents[name].temperature
+        if temperature == 0 and k > 1:
+            yield (
+                f"agents.{name}.temperature: 0 with rollouts_per_query {k} gives {k} equal rollouts and no signal. "
+                "Use a temperature above 0 (1.0), or trainable: false."
+            )
+    rollouts = rollout.queries_per_iteration * k
+    if update.optimizer_steps > rollouts:
+        yield (
+            f"update.optimizer_steps: {update.optimizer_steps} minibatches cannot be filled from {rollouts} rollouts "
+            f"({rollout.queries_per_iteration} queries x {k}). Use at most {rollouts}."
+        )
+    for name in config.trained_policies:
+        context = config.policies[name].context
+        if context is not None and update.micro_batch_tokens < context:
+            yield (
+                f"update.micro_batch_tokens: {update.micro_batch_tokens} is less than policies.{name}.context "
+                f"{context}, so its longest trajectory would fit no micro-batch. Use at least {context}."
+            )
+    for name, agent in config.agents.items():
+        context = config.policies[agent.policy].context
+        if context is not None and agent.limits.max_turn_tokens >= context:
+            yield (
+                f"agents.{name}.limits.max_turn_tokens: {agent.limits.max_turn_tokens} leaves no room for a prompt in "
+                f"policies.{agent.policy}.context {context}. Lower it, or raise the context."
+            )

@@ -1,0 +1,62 @@
+"""Where queries come from, how many rollouts, where it runs, how it is watched."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mgrpo_core.config.strict import Section
+
+
+class DataConfig(Section):
+    """Query files. A source is a JSONL file or URL, or `geo_facts:train` / `geo_facts:held_out`, which mgrpo builds."""
+
+    train: str
+    held_out: str | None = None
+    shuffle: bool = True
+    """A new permutation each epoch, a function of the seed and the epoch."""
+
+
+class RolloutConfig(Section):
+    """The size of an iteration."""
+
+    queries_per_iteration: int = Field(ge=1)
+    rollouts_per_query: int = Field(default=8, ge=1)
+    """K. 8: M-GRPO §5.1."""
+    concurrency: int = Field(default=256, ge=1)
+    """Rollouts in flight."""
+    min_scored_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of rollouts that must end without an infrastructure failure; below it the iteration fails."""
+    max_tool_error_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of tool calls and delegations that may be refused; above it the iteration fails."""
+    reply_deadline_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one reply of a sub-agent."""
+
+
+class EvaluationConfig(Section):
+    """Success on the held-out questions."""
+
+    questions: int | None = Field(default=None, ge=1)
+    """The first so many of them; None = all."""
+    samples: int = Field(default=4, ge=1)
+    """Answers per question at `temperature`; greedy decoding adds one."""
+    temperature: float = Field(default=1.0, gt=0)
+    every: int = Field(default=0, ge=0)
+    """Iterations between evaluations during training; 0 = none."""
+
+
+class ExecutionConfig(Section):
+    """Where the stages run."""
+
+    mode: Literal["embedded"] = "embedded"
+    """embedded: one process, in-process engines, policy updates as subflows."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of each engine and update; None = share the machine's cores."""
+
+
+class TrackingConfig(Section):
+    """MLflow."""
+
+    mlflow: bool = True
+    mlflow_uri: str | None = None
+    """None = a SQLite file beside a local store."""
+    experiment: str = "mgrpo"

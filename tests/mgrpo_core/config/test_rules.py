@@ -1,0 +1,103 @@
+"""Each broken config is refused with the field, the value and the fix."""
+
+import copy
+
+import pytest
+from pydantic import ValidationError
+
+from mgrpo_core.config import RunConfig
+
+SOUND = {
+    "agents": {
+        "main": {"policy": "big", "prompt": "Plan.", "delegates": ["searcher"]},
+        "searcher": {"policy": "small", "prompt": "Search.", "tools": ["search:geo_facts"], "judge": "facts:geo_facts"},
+    },
+    "policies": {"big": {"init": "a"}, "small": {"init": "b", "context": 512}},
+    "data": {"train": "geo_facts:train"},
+    "rollout": {"queries_per_iteration": 4},
+}
+SOUND["agents"]["searcher"]["limits"] = {"max_turn_tokens": 64}
+
+
+def broken(path: str, value: object) -> dict:
+    config = copy.deepcopy(SOUND)
+    *parents, last = path.split(".")
+    section = config
+    for key in parents:
+        section = section.setdefault(key, {})
+    section[last] = value
+    return config
+
+
+def test_the_sound_config_is_accepted():
+    config = RunConfig.model_validate(SOUND)
+    assert config.sub_agents == ("searcher",)
+    assert config.trained_policies == ("big", "small")
+    assert config.reward_of("searcher").expert == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("agents.main.delegates", ["serch"], r"agents\.main\.delegates: 'serch' is no agent. Name one of: searcher"),
+        ("agents.searcher.delegates", ["main"], r"cycle main -> searcher -> main .*Remove 'searcher'"),
+        ("agents.searcher.delegates", ["searcher"], r"cycle searcher -> searcher"),
+        ("agents.main.delegates", [], r"agents\.searcher: nobody delegates to 'searcher'"),
+        ("agents.main.policy", "bigg", r"agents\.main\.policy: 'bigg' is no policy. Name one of: big, small"),
+        ("main_agent", "boss", r"main_agent: 'boss' is no agent. Name one of: main, searcher"),
+        ("policies.small.store_as", "big", r"policies\.small\.store_as: 'big' is where policy 'big' is written"),
+        ("rollout.rollouts_per_query", 1, r"rollouts_per_query: 1 gives groups of one .*Use 2 or more"),
+        ("agents.searcher.d", 0, r"greater than or equal to 1"),
+        ("agents.main.temperature", 0, r"agents\.main\.temperature: 0.* with rollouts_per_query 8 gives 8 equal"),
+        ("update.optimizer_steps", 33, r"optimizer_steps: 33 minibatches cannot be filled from 32 rollouts"),
+        ("update.micro_batch_tokens", 100, r"micro_batch_tokens: 100 is less than policies\.small\.context 512"),
+        ("agents.searcher.limits.max_turn_tokens", 512, r"max_turn_tokens: 512 leaves no room"),
+        ("agents.main.reward", {"format": 0.1}, r"agents\.main\.reward\.correct: missing"),
+        ("agents.searcher.reward", {"format": 0.1, "expert": 0.9}, r"agents\.searcher\.reward\.main_correct: missing"),
+        ("agents.main.reward", {"format": 0.1, "correct": 0.9, "expert": 0.1}, r"reward\.expert: 0\.1 is a part that"),
+        ("agents.searcher.judge", None, r"agents\.searcher\.judge: missing, although reward\.expert is 0\.5"),
+        ("policies.small.optimizer", {"schedule": "cosine"}, r"optimizer\.total_steps: missing"),
+        ("loss.reduction", "constant", r"loss\.constant_length: missing"),
+        ("agents.main.tools", ["lib.searcher:make"], r"'searcher' is both a tool and a delegate"),
+        ("agents.Boss", {"policy": "big", "prompt": "x"}, r"agents\.Boss: the name 'Boss' is not usable"),
+        ("rollot", {}, r"Extra inputs are not permitted"),
+        ("seed", -1, r"greater than or equal to 0"),
+    ],
+)
+def test_a_broken_config_names_the_field_the_value_and_the_fix(path, value, said):
+    with pytest.raises(ValidationError, match=said):
+        RunConfig.model_validate(broken(path, value))
+
+
+def test_all_problems_are_told_at_once():
+    config = broken("agents.main.policy", "nobody")
+    config["agents"]["main"]["delegates"] = ["searcher", "nowhere"]
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(config)
+    assert "'nobody'" in str(refused.value)
+    assert "'nowhere'" in str(refused.value)
+
+
+def test_nothing_trainable_is_refused():
+    config = copy.deepcopy(SOUND)
+    for agent in config["agents"].values():
+        agent["trainable"] = False
+    with pytest.raises(ValidationError, match="none is trainable"):
+        RunConfig.model_validate(config)
+
+
+def test_how_far_and_how_fast_are_no_lineage_but_what_is_learnt_is():
+    base = RunConfig.model_validate(SOUND).lineage_sha256()
+    for path, value in [("iterations", 99), ("rollout.concurrency", 3), ("agents.main.concurrency", 7)]:
+        assert RunConfig.model_validate(broken(path, value)).lineage_sha256() == base
+    for path, value in [("seed", 1), ("agents.searcher.d", 4), ("policies.big.optimizer", {"lr": 1e-3})]:
+        assert RunConfig.model_validate(broken(path, value)).lineage_sha256() != base
+
+
+def test_a_shared_policy_is_trained_by_both_agents_and_freezing_one_leaves_the_other():
+    config = broken("agents.searcher.policy", "big")
+    del config["policies"]["small"]
+    shared = RunConfig.model_validate(config)
+    assert shared.agents_of("big") == ("main", "searcher")
+    config["agents"]["main"]["trainable"] = False
+    assert RunConfig.model_validate(config).agents_of("big") == ("searcher",)
