@@ -1,6 +1,6 @@
 """What the loss is made of: small frozen records, each default with its source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mgrpo_core.errors import ConfigError
@@ -10,6 +10,11 @@ Reduction = Literal["trajectory_mean", "token_mean", "constant"]
 KLEstimator = Literal["k1", "k2", "k3", "k3_ratio"]
 CorrectionMode = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
+
+
+def _require_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{where} is {value!r}, expected one of {', '.join(choices)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,11 @@ class LossSettings:
     """
 
     ratio: RatioLevel = "token"
-    clip: ClipRange = ClipRange()
+    clip: ClipRange = field(default_factory=ClipRange)
     reduction: Reduction = "trajectory_mean"
     constant_length: int | None = None
-    kl: KLPenalty = KLPenalty()
-    correction: Correction = Correction()
+    kl: KLPenalty = field(default_factory=KLPenalty)
+    correction: Correction = field(default_factory=Correction)
     entropy_bonus: float = 0.0
 
     def __post_init__(self) -> None:
@@ -111,8 +116,3 @@ class LossSettings:
     def whole_trajectories(self) -> bool:
         """Whether a micro-batch must hold a trajectory whole: one number is computed over all of its tokens."""
         return self.ratio == "sequence" or (self.correction.mode != "none" and self.correction.level == "sequence")
-
-
-def _require_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{where} is {value!r}, expected one of {', '.join(choices)}.")

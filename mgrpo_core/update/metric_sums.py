@@ -67,7 +67,8 @@ class LossMetrics:
         ratio_max: its maximum.
         entropy: nats a token.
         ref_kl: KL(policy || reference), nats a token, by the estimator of the settings; 0 without a reference.
-        mismatch_mean: mean |old - sampler log-prob|, nats, over tokens for which the sampler reported one.
+        mismatch_mean: mean |old - sampler log-prob|, nats, over tokens for which the sampler reported one. 0 where the
+            sampler's own log-probs are the old ones: `approx_kl` shows the gap then.
         mismatch_max: its maximum.
         effective_sample_share: (sum w)^2 / (n sum w^2) for w = pi_policy / pi_sampler a token, uncapped; in (0, 1].
         correction_mean: mean importance correction that the loss used.
