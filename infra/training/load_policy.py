@@ -1,0 +1,89 @@
+"""One way to read a policy's folder, shared by the trainer and the embedded engine, so that both hold equal weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from mgrpo_core.errors import ConfigError, TemplateError
+
+_EXPECTED = "a Hugging Face folder: config.json, model.safetensors (or its shards with an index), tokenizer.json"
+_TELLTALE = {"config.json": "config.json", "weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
+
+
+def load_policy(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of one policy version, from disk only.
+
+    Raises:
+        ConfigError: the folder is missing, incomplete or unreadable, or its weights do not fill its architecture.
+        TemplateError: the tokenizer brings no chat template.
+    """
+    return load_model(folder, dtype), load_tokenizer(folder)
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model alone, in evaluation mode (no dropout), every parameter read from the folder.
+
+    transformers fills parameters that a checkpoint lacks with random numbers and a log line; here that is an error.
+
+    Raises: ConfigError, as `load_policy`.
+    """
+    folder = _readable(folder, "config.json", "weights")
+    try:
+        with _no_progress_bar():
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:  # transformers, safetensors and json raise a dozen kinds; all mean an unreadable folder
+        raise ConfigError(f"{folder}: cannot be read as a model ({error}). Expected {_EXPECTED}.") from error
+    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
+    if wrong:
+        raise ConfigError(
+            f"{folder}: the weights do not fill the architecture in config.json ({wrong}); they would start at random. "
+            "Save the model and its config together with save_pretrained."
+        )
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer with its chat template.
+
+    Raises: ConfigError and TemplateError, as `load_policy`.
+    """
+    folder = _readable(folder, "tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise ConfigError(f"{folder}: cannot be read as a tokenizer ({error}). Expected {_EXPECTED}.") from error
+    if not tokenizer.chat_template:
+        raise TemplateError(
+            f"{folder}: the tokenizer has no chat template, got a folder without chat_template.jinja and without "
+            "`chat_template` in tokenizer_config.json. Use a chat model's folder, or add a template to it."
+        )
+    return tokenizer
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """A policy is loaded once a version: transformers' bar for each would tear the run's own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _readable(folder: Path, *parts: str) -> Path:
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder. Expected {_EXPECTED}.")
+    missing = [part for part in parts if not any(folder.glob(_TELLTALE[part]))]
+    if missing:
+        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise ConfigError(f"{folder}: no {' and no '.join(missing)} in it, found {found}. Expected {_EXPECTED}.")
+    return folder
