@@ -11,6 +11,7 @@ from mgrpo_core.errors import TableIntegrityError
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _TENSORS = "optimizer.safetensors"
 _NUMBERS = "trainer_state.json"
+TRAINER_FILES = (_TENSORS, _NUMBERS)
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, model: torch.nn.Module, optimizer_steps: int) -> None:

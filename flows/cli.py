@@ -1,0 +1,170 @@
+"""The command `mgrpo`: check, train, evaluate, runs, verify. Heavy imports wait until a command needs them."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from flows.load_config import load_config, preset_names
+from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
+
+app = typer.Typer(
+    name="mgrpo",
+    help="Train a team of LLM agents with M-GRPO: rollouts, Parquet audit log, alignment, one update per policy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+# Wrong input is refused with 2 before work starts; work that fails ends with 1.
+_BAD_INPUT = (ConfigError, DatasetError, TemplateError, StoreError, ShapeError)
+
+Source = Annotated[str, typer.Argument(help=f"A preset ({', '.join(preset_names())}) or a YAML file.")]
+RunName = Annotated[str, typer.Argument(help="Name of the run.")]
+Store = Annotated[
+    str, typer.Option("--store", envvar="MGRPO_STORE", help="Where runs are kept: a folder or an fsspec URL.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value, e.g. --set loss.clip_low=0.1; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+DEFAULT_STORE = "mgrpo-store"
+
+
+@contextmanager
+def _errors_to_exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except _BAD_INPUT as error:
+        typer.secho(str(error), fg="red", err=True)
+        raise typer.Exit(2) from None
+    except MGRPOError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.secho("Interrupted. What is staged or committed is kept; the same command continues.", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def check(source: Source, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the resolved config, every default filled in, and stop. Exit code 2 if it cannot be run."""
+    with _errors_to_exit_codes():
+        config = load_config(source, overrides or [])
+        resolved = config.model_dump(mode="json")
+        if as_json:
+            _print_json(resolved)
+        else:
+            typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=120), nl=False)
+
+
+@app.command()
+def train(
+    source: Source,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations the run shall have in the end.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: the config's name.")] = None,
+    store: Store = DEFAULT_STORE,
+    seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
+    overrides: Overrides = None,
+    accept_config_change: Annotated[
+        bool, typer.Option("--accept-config-change", help="Continue a run although its config was another so far.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a run until it has all its iterations; a run that exists is continued where it stopped."""
+    with _errors_to_exit_codes():
+        settings = list(overrides or [])
+        settings += [f"seed={seed}"] if seed is not None else []
+        settings += [f"iterations={iterations}"] if iterations is not None else []
+        config = load_config(source, settings)
+        from flows.train import train_run
+
+        done = asyncio.run(
+            train_run(
+                config,
+                run=run or Path(source).stem,
+                store=store,
+                accept_config_change=accept_config_change,
+                quiet=as_json,
+            )
+        )
+        if as_json:
+            _print_json(done.to_json())
+        else:
+            for line in done.closing_lines():
+                typer.echo(line)
+
+
+@app.command()
+def evaluate(
+    run: RunName,
+    iteration: Annotated[
+        int | None,
+        typer.Option("--iteration", min=0, help="After how many iterations; default: the newest. 0 = the start."),
+    ] = None,
+    store: Store = DEFAULT_STORE,
+    questions: Annotated[
+        int | None, typer.Option("--questions", min=1, help="Held-out questions; default: the config's.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Answers a question at the temperature.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Success on the held-out questions, sampled and greedy, with a confidence interval."""
+    with _errors_to_exit_codes():
+        from flows.evaluate import evaluate_run
+
+        result = asyncio.run(
+            evaluate_run(run=run, store=store, after=iteration, questions=questions, samples=samples, quiet=as_json)
+        )
+        if as_json:
+            _print_json(result.to_json())
+        else:
+            for line in result.lines():
+                typer.echo(line)
+
+
+@app.command()
+def runs(store: Store = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    """List the runs of a store: iterations, policy versions, last commit."""
+    with _errors_to_exit_codes():
+        from flows.runs import list_runs, render_runs
+
+        found = list_runs(store)
+        if as_json:
+            _print_json(found)
+        else:
+            render_runs(found)
+
+
+@app.command()
+def verify(run: RunName, store: Store = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    """Check every file, row and link of a run against its manifests. Exit code 1 if anything is wrong."""
+    with _errors_to_exit_codes():
+        from flows.runs import render_verification, verification_of
+
+        report = verification_of(store, run)
+        if as_json:
+            _print_json(report)
+        else:
+            render_verification(report)
+        if not report["sound"]:
+            raise typer.Exit(1)
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    app()
