@@ -1,10 +1,12 @@
 """Small real tokenizers: byte-level BPE behind `transformers`, with templates that treat history differently."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # The shape of Qwen's: tools in the system turn, tool replies wrapped in a mark inside a user turn.
 QWEN_LIKE = """\
@@ -53,8 +55,12 @@ MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "
 
 def byte_tokenizer(
     template: str | None = QWEN_LIKE, merges: tuple[tuple[str, str], ...] = ()
-) -> PreTrainedTokenizerFast:
+) -> "PreTrainedTokenizerFast":
     """Byte-level BPE over 256 bytes and the given merges."""
+    # Imported here: two seconds that tests without a tokenizer need not wait for.
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocab[left + right] = len(vocab)
@@ -71,7 +77,7 @@ def byte_tokenizer(
 
 
 @pytest.fixture(scope="session")
-def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+def make_tokenizer() -> "Callable[..., PreTrainedTokenizerFast]":
     """Builds one, with a template and merges of choice."""
     return byte_tokenizer
 

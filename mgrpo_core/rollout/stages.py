@@ -1,0 +1,165 @@
+"""The stages of an iteration's rollouts, side by side in one event loop: the main agent's, one for each sub-agent."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from mgrpo_core.dialogue.template import ChatTokenizer
+from mgrpo_core.errors import ConfigError
+from mgrpo_core.rollout.actor import actor_of
+from mgrpo_core.rollout.agents import Team
+from mgrpo_core.rollout.controller import Controller
+from mgrpo_core.rollout.delegation import DelegationBoard, Invocation
+from mgrpo_core.rollout.ledger import RolloutLedger
+from mgrpo_core.rollout.protocols import PolicyClient
+from mgrpo_core.trajectories import PathStep, Query, Rollout, Trajectory, TrajectoryKey
+
+OnGroup = Callable[[Query, tuple[Rollout, ...]], Awaitable[None]]
+"""Gets a query's K rollouts, in the order of their indices, when the last of them has ended."""
+
+OnTrajectory = Callable[[Trajectory], None]
+"""Gets every trajectory as it ends, whatever its status: for progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """Which rollouts. Identities and seeds follow from `run`, `iteration` and `seed`, never from the order of arrival.
+
+    Attributes:
+        run: name of the run.
+        seed: of the run.
+        rollouts_per_query: K.
+        concurrency: rollouts in flight.
+        reply_deadline_s: longest wait for one reply of a sub-agent.
+    """
+
+    run: str
+    iteration: int
+    seed: int
+    rollouts_per_query: int
+    concurrency: int = 256
+    reply_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts_per_query", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"rollout.{name}: {getattr(self, name)}, expected at least 1.")
+
+
+class RolloutStages:
+    """One iteration's stages over one board. `run_main` runs once and closes the board; `serve` then returns."""
+
+    def __init__(
+        self,
+        team: Team,
+        plan: RolloutPlan,
+        *,
+        clients: Mapping[str, PolicyClient],
+        tokenizers: Mapping[str, ChatTokenizer],
+        on_trajectory: OnTrajectory | None = None,
+    ) -> None:
+        """Make every agent of the team ready. Clients and tokenizers are by policy.
+
+        Raises: ConfigError or TemplateError for what no rollout could succeed with.
+        """
+        self._team = team
+        self._plan = plan
+        self._on_trajectory = on_trajectory
+        self._actors = {name: actor_of(team, name, clients, tokenizers) for name in (team.main, *team.sub_agents)}
+        self._board = DelegationBoard(team.sub_agents, deadline_s=plan.reply_deadline_s)
+
+    @property
+    def sub_agents(self) -> tuple[str, ...]:
+        """Agents that need a stage: call `serve` for each."""
+        return self._team.sub_agents
+
+    async def run_main(self, queries: Iterable[Query], on_group: OnGroup) -> None:
+        """Roll out every query K times; hand over each group when it is whole.
+
+        A failure of ours ends its own rollout only, in a status. Whatever is raised, by `on_group` too, ends the stage.
+        """
+        limit = asyncio.Semaphore(self._plan.concurrency)
+        try:
+            async with asyncio.TaskGroup() as groups:
+                for query in queries:
+                    groups.create_task(self._group(query, limit, on_group), name=query.query_id)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            self._board.close()
+
+    async def serve(self, agent: str, limit: int) -> None:
+        """Serve a sub-agent's invocations, `limit` at once, until the main stage has ended."""
+        await self._board.serve(agent, limit, self._invocation)
+
+    async def run(self, queries: Iterable[Query], on_group: OnGroup, limits: Mapping[str, int] | None = None) -> None:
+        """All stages at once: for whoever needs no task of its own for each.
+
+        Args:
+            queries: to roll out.
+            on_group: gets the groups.
+            limits: invocations at once, by sub-agent; the plan's concurrency where it names none.
+        """
+        limits = limits or {}
+        try:
+            async with asyncio.TaskGroup() as stages:
+                for agent in self.sub_agents:
+                    stages.create_task(self.serve(agent, limits.get(agent, self._plan.concurrency)), name=agent)
+                stages.create_task(self.run_main(queries, on_group), name=self._team.main)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+    async def _group(self, query: Query, limit: asyncio.Semaphore, on_group: OnGroup) -> None:
+        async with asyncio.TaskGroup() as group:
+            indices = range(self._plan.rollouts_per_query)
+            tasks = [group.create_task(self._rollout(query, index, limit)) for index in indices]
+        await on_group(query, tuple(task.result() for task in tasks))
+
+    async def _rollout(self, query: Query, index: int, limit: asyncio.Semaphore) -> Rollout:
+        plan, main = self._plan, self._team.main
+        async with limit:
+            ledger = RolloutLedger(query.query_id, index, self._team.max_rollout_delegations)
+            key = TrajectoryKey(plan.run, plan.iteration, query.query_id, index, (PathStep(main, 0),))
+
+            async def delegate(child: TrajectoryKey, task: str) -> Trajectory:
+                return await self._board.ask(child, task, ledger=ledger)
+
+            controller = Controller(
+                self._actors[main], key, query.question, seed=plan.seed, ledger=ledger, delegate=delegate
+            )
+            self._ended(ledger, await controller.run())
+            return ledger.rollout()
+
+    async def _invocation(self, invocation: Invocation) -> Trajectory:
+        async def delegate(child: TrajectoryKey, task: str) -> Trajectory:
+            return await self._board.ask(child, task, ledger=invocation.ledger, asker=invocation)
+
+        controller = Controller(
+            self._actors[invocation.key.agent],
+            invocation.key,
+            invocation.task,
+            seed=self._plan.seed,
+            ledger=invocation.ledger,
+            delegate=delegate,
+        )
+        try:
+            trajectory = await controller.run()
+        except asyncio.CancelledError:
+            if invocation.stopped is None:
+                raise
+            # Stopped by the board, not with the whole stage: what it has said is kept, with the reason.
+            trajectory = controller.failed(invocation.stopped)
+        self._ended(invocation.ledger, trajectory)
+        return trajectory
+
+    def _ended(self, ledger: RolloutLedger, trajectory: Trajectory) -> None:
+        ledger.add(trajectory)
+        if self._on_trajectory is not None:
+            self._on_trajectory(trajectory)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups: who catches errors by type should not meet a group."""
+    inner = group.exceptions[0]
+    return _first(cast("BaseExceptionGroup[BaseException]", inner)) if isinstance(inner, BaseExceptionGroup) else inner
