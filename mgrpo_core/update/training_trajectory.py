@@ -1,6 +1,7 @@
 """A trajectory as the update sees it: tokens, credit and multiplicity, nothing of the dialogue."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class TrainingTrajectory:
         if self.loss_mask.dtype != bool:
             raise ShapeError(f"trajectory {self.trajectory_id}: loss_mask is {self.loss_mask.dtype}, expected bool.")
         starts = self.segment_starts
-        ascending = all(a < b for a, b in zip(starts, (*starts[1:], length), strict=True))
+        ascending = all(a < b for a, b in pairwise((*starts, length)))
         if not starts or starts[0] != 0 or not ascending:
             raise ShapeError(
                 f"trajectory {self.trajectory_id}: segment_starts {starts}, expected ascending offsets below {length}, "

@@ -146,7 +146,7 @@ def test_a_stale_masked_token_leaves_a_loss_of_minus_1():  # case B2
 def test_a_huge_log_ratio_on_a_sampled_token_stays_finite(gap, advantage):  # case B2: exp overflows above 88.72
     trajectories = [sampled([-1.0], old=[-1.0 - gap], sampler=[-500.0], ref=[-300.0], advantage=advantage)]
     chosen = LossSettings(kl=KLPenalty(0.1, "k3"), correction=Correction("truncate"))
-    total, gradients, _ = loss_over(trajectories, chosen, dtype=torch.float32)
+    total, gradients, sums = loss_over(trajectories, chosen, dtype=torch.float32)
     assert math.isfinite(total)
     assert all(math.isfinite(value) for leaf in gradients for value in leaf)
     assert torch.isfinite(sums.sums).all()
