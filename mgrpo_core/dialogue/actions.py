@@ -1,13 +1,15 @@
 """What a policy's turn asks for. One strict parser, for the controller and for the format reward."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import jsonschema.exceptions
 from jsonschema import Draft202012Validator
 from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from mgrpo_core.dialogue.strict_json import Member, StrictJSONError, object_members
 from mgrpo_core.dialogue.template import ToolSignature
@@ -74,7 +76,7 @@ class Menu:
     """What an agent may call: its tools and the agents it may delegate to, with the schemas of their arguments."""
 
     def __init__(self, tools: Sequence[ToolSignature] = (), delegates: Sequence[str] = ()) -> None:
-        """Raises: ConfigError if two entries share a name or a tool's schema is no JSON schema."""
+        """Raises: ConfigError if two entries share a name, or a tool's schema is none or refers outside itself."""
         names = [tool.name for tool in tools] + list(delegates)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -86,12 +88,20 @@ class Menu:
         self._validators: dict[str, Draft202012Validator] = {}
         for tool in tools:
             try:
-                Draft202012Validator.check_schema(dict(tool.parameters))
+                # With the format checker: a `pattern` that is no regular expression would raise at the first call.
+                Draft202012Validator.check_schema(
+                    dict(tool.parameters), format_checker=Draft202012Validator.FORMAT_CHECKER
+                )
             except jsonschema.exceptions.SchemaError as error:
                 raise ConfigError(
                     f"tool {tool.name}: its parameters are no JSON schema (draft 2020-12): {error.message}. "
                     "Correct `parameters`."
                 ) from error
+            for reference in _broken_references(tool.parameters):
+                raise ConfigError(
+                    f"tool {tool.name}: its parameters refer to {reference!r}, which is not in them. A rollout fetches "
+                    "no schema; move it into `$defs` and refer to `#/$defs/...`."
+                )
             self._validators[tool.name] = _validator(tool.parameters)
         for name in delegates:
             self._validators[name] = _validator(DELEGATION_SCHEMA)
@@ -209,6 +219,24 @@ def _checked_call(members: Mapping[str, Member], name: str | None, given: Member
 def _as_object(given: Member | None) -> dict[str, object] | None:
     value = given.value if given is not None else None
     return cast("dict[str, object]", value) if isinstance(value, dict) else None
+
+
+def _broken_references(schema: Mapping[str, object]) -> Iterator[str]:
+    resource = cast("Any", DRAFT202012).create_resource(dict(schema))
+    resolver = cast("Any", Registry)().with_resource("", resource).resolver("")
+    left: list[object] = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, Mapping):
+            reference = cast("Mapping[str, object]", node).get("$ref")
+            if isinstance(reference, str):
+                try:
+                    resolver.lookup(reference)
+                except (Unresolvable, ValueError):
+                    yield reference
+            left.extend(cast("Mapping[str, object]", node).values())
+        elif isinstance(node, list):
+            left.extend(cast("list[object]", node))
 
 
 def _validator(schema: Mapping[str, object]) -> Draft202012Validator:

@@ -4,7 +4,7 @@ import math
 import numbers
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -70,10 +70,10 @@ def component_of(returned: object, source: str, *, unit_interval: bool = False) 
     """
     if returned is None:
         return absent(f"{source} returned None")
-    value = cast("object", returned.item()) if isinstance(returned, np.generic) else returned
+    value = _plain(returned)
     if not isinstance(value, numbers.Real):  # bool is one, text is none
         raise ConfigError(
-            f"{source}: returned {returned!r:.80} ({type(returned).__name__}), expected a number, a bool or None. "
+            f"{source}: returned {value!r:.80} ({type(value).__name__}), expected a number, a bool or None. "
             "Return float(...) or True/False; None where there is nothing to grade."
         )
     score = float(value)
@@ -82,3 +82,7 @@ def component_of(returned: object, source: str, *, unit_interval: bool = False) 
     if unit_interval and not 0 <= score <= 1:
         return failed(f"{source} returned {score}, expected a number in [0, 1]")
     return scored(score)
+
+
+def _plain(value: object) -> object:
+    return cast("Any", value).item() if isinstance(value, np.generic) else value
