@@ -28,6 +28,10 @@ class RolloutConfig(Section):
     """Share of rollouts that must end without an infrastructure failure; below it the iteration fails."""
     max_tool_error_share: float = Field(default=1.0, ge=0, le=1)
     """Share of tool calls and delegations that may be refused; above it the iteration fails."""
+    max_depth: int = Field(default=4, ge=0)
+    """Levels of sub-agents under the main agent."""
+    max_delegations: int = Field(default=256, ge=0)
+    """Delegations of one rollout, all levels together."""
     reply_deadline_s: float = Field(default=600.0, gt=0)
     """Longest wait for one reply of a sub-agent."""
 

@@ -1,0 +1,130 @@
+"""The commit record of an iteration. Written last; without it there is no iteration."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from infra.store import layout
+from infra.store.files import FileRef, StoreFiles
+from mgrpo_core.data_order import DataCursor
+from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, TableIntegrityError
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """What an iteration did to a policy. `to_version == from_version` where there was nothing to train."""
+
+    folder: str
+    from_version: int
+    to_version: int
+    sha256: str  # of the version.json of `to_version`
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything an iteration is, by hash.
+
+    Attributes:
+        config_sha256: of the config file it ran with, under `configs/`.
+        lineage_sha256: of the part of the config that decides the weights.
+        code_version: version and content hash of the algorithm's package.
+        parent_sha256: of the manifest before; None for iteration 0.
+        files: path below the iteration's folder -> what was written there.
+        policies: by policy name.
+        cursor: where the next iteration's data begins.
+        created_at: UTC, ISO 8601; given by the caller.
+    """
+
+    run: str
+    iteration: int
+    config_sha256: str
+    lineage_sha256: str
+    code_version: str
+    parent_sha256: str | None
+    files: Mapping[str, FileRef]
+    policies: Mapping[str, PolicyStep]
+    cursor: DataCursor
+    created_at: str
+    schema_version: int = field(default=MANIFEST_VERSION)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return (json.dumps(asdict(self), sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedManifest:
+    """A manifest as it stands in the store, with the hash of its bytes."""
+
+    manifest: Manifest
+    sha256: str
+
+
+def commit_manifest(files: StoreFiles, manifest: Manifest) -> CommittedManifest:
+    """Make the iteration exist.
+
+    Raises:
+        AlreadyCommittedError: somebody else committed this iteration; theirs stands.
+    """
+    data = manifest.to_bytes()
+    path = layout.manifest_file(manifest.run, manifest.iteration)
+    try:
+        ref = files.create(path, data)
+    except FileExistsError as error:
+        raise AlreadyCommittedError(
+            f"{files.uri(path)}: iteration {manifest.iteration} of run {manifest.run!r} is committed already, by "
+            "another process or an earlier attempt. Theirs stands; start again to continue after it."
+        ) from error
+    return CommittedManifest(manifest, ref.sha256)
+
+
+def is_committed(files: StoreFiles, run: str, iteration: int) -> bool:
+    """Whether the iteration exists: one request, no listing."""
+    return iteration >= 0 and files.exists(layout.manifest_file(run, iteration))
+
+
+def read_manifest(files: StoreFiles, run: str, iteration: int) -> CommittedManifest:
+    """Raises:
+    TableIntegrityError: missing, not JSON, or of another run or iteration.
+    SchemaVersionError: written by a newer mgrpo.
+    """
+    path = layout.manifest_file(run, iteration)
+    data = files.read(path)
+    try:
+        raw: dict[str, Any] = json.loads(data)
+        version = int(raw["schema_version"])
+        if version > MANIFEST_VERSION:
+            raise SchemaVersionError(
+                f"{files.uri(path)}: manifest version {version}, this mgrpo reads up to {MANIFEST_VERSION}. "
+                "Install a newer mgrpo."
+            )
+        raw["files"] = {name: FileRef(**ref) for name, ref in raw["files"].items()}
+        raw["policies"] = {name: PolicyStep(**step) for name, step in raw["policies"].items()}
+        raw["cursor"] = DataCursor(**raw["cursor"])
+        manifest = Manifest(**raw)
+    except (ValueError, TypeError, KeyError) as error:
+        raise TableIntegrityError(f"{files.uri(path)}: is no manifest ({error}). Restore it from backup.") from error
+    if (manifest.run, manifest.iteration) != (run, iteration):
+        raise TableIntegrityError(
+            f"{files.uri(path)}: is the manifest of iteration {manifest.iteration} of run {manifest.run!r}. "
+            "The file was moved here; restore the right one."
+        )
+    return CommittedManifest(manifest, hashlib.sha256(data).hexdigest())
+
+
+def newest_committed(files: StoreFiles, run: str) -> int:
+    """The newest iteration; -1 without one. O(log n) requests: iterations are contiguous, so gallop, then halve."""
+    if not is_committed(files, run, 0):
+        return -1
+    low, step = 0, 1
+    while is_committed(files, run, low + step):
+        low, step = low + step, step * 2
+    high = low + step  # low exists, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_committed(files, run, middle) else (low, middle)
+    return low

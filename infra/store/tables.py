@@ -1,0 +1,149 @@
+"""Parquet tables of a store: written as streams under a temporary name, read by named columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infra.store.files import FileRef, StoreFiles
+from infra.store.schemas import TableSchema
+from mgrpo_core.errors import TableIntegrityError
+
+ROW_GROUP_BYTES = 64 << 20
+FILE_BYTES = 512 << 20
+_OPTIONS: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
+
+
+def table_of(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
+    """A table from one sequence or array a column, converted by the schema alone.
+
+    Raises:
+        TableIntegrityError: a value does not fit its column: text with no UTF-8 form, a bool where a number is meant,
+            null in a required column.
+    """
+    arrays = []
+    for field in schema.columns:
+        values = columns[field.name]
+        if pa.types.is_floating(field.type) and any(isinstance(value, bool) for value in values):
+            raise TableIntegrityError(
+                f"{schema.name}.{field.name}: a bool among numbers. Convert it on purpose, float(value)."
+            )
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+            raise TableIntegrityError(f"{schema.name}.{field.name}: {error}. Expected {field.type}.") from error
+        if not field.nullable and array.null_count:
+            raise TableIntegrityError(f"{schema.name}.{field.name}: {array.null_count} nulls in a required column.")
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=schema.arrow)
+
+
+def write_table(files: StoreFiles, path: str, schema: TableSchema, table: pa.Table) -> FileRef:
+    """Write a whole table; the same rows give the same bytes."""
+    with table_writer(files, path, schema) as writer:
+        writer.write(table)
+    return writer.ref
+
+
+class TableWriter:
+    """Rows in, row groups out. `ref` is set when the writer's block has ended well."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+        self.rows = 0
+        self.bytes = 0  # of the rows in memory: what bounds a file
+        self.ref: FileRef
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows; a row group is written when enough wait."""
+        self.rows += table.num_rows
+        self.bytes += table.nbytes
+        self._waiting.append(table)
+        self._waiting_bytes += table.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits as row groups of at most ROW_GROUP_BYTES."""
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting)
+        rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(1, table.nbytes)))
+        self._writer.write_table(table, row_group_size=rows)
+        self._waiting, self._waiting_bytes = [], 0
+
+
+@contextmanager
+def table_writer(files: StoreFiles, path: str, schema: TableSchema) -> Iterator[TableWriter]:
+    """A writer whose file takes its place when the block ends well. Without rows it has the whole schema."""
+    with files.writing(path) as file, pq.ParquetWriter(file, schema.arrow, **_OPTIONS) as parquet:
+        writer = TableWriter(parquet)
+        yield writer
+        writer.flush()
+    writer.ref = FileRef(path, file.sha256, file.bytes, writer.rows)
+
+
+@contextmanager
+def open_table(files: StoreFiles, path: str, schema: TableSchema) -> Iterator[pq.ParquetFile]:
+    """A table's file, its schema checked.
+
+    Raises:
+        TableIntegrityError: missing, cut off, not Parquet, or another table.
+        SchemaVersionError: written by a newer mgrpo.
+    """
+    try:
+        handle = files.fs.open(files.full(path), "rb")
+    except FileNotFoundError as error:
+        raise TableIntegrityError(f"{files.uri(path)}: missing. Restore it, or run the iteration again.") from error
+    with handle:
+        try:
+            parquet = pq.ParquetFile(handle, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise TableIntegrityError(f"{files.uri(path)}: not a whole Parquet file ({error}). Restore it.") from error
+        schema.check(parquet.schema_arrow, files.uri(path))
+        yield parquet
+
+
+def read_table(
+    files: StoreFiles, paths: str | Sequence[str], schema: TableSchema, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Named columns of one table, all its shards; columns that an older version lacks are null.
+
+    Args:
+        files: the store.
+        paths: file or shards, in order.
+        schema: what the table is.
+        columns: None = all. Name what you need: token columns are nearly all of a trajectory table.
+    """
+    shards = [paths] if isinstance(paths, str) else list(paths)
+    fields = [field for field in schema.columns if columns is None or field.name in columns]
+    parts = [pa.Table.from_batches([], pa.schema(fields))]
+    for path in shards:
+        parts.extend(table for table in stream_table(files, path, schema, columns))
+    return pa.concat_tables(parts)
+
+
+def stream_table(
+    files: StoreFiles, path: str, schema: TableSchema, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The same, a row group at a time."""
+    fields = [field for field in schema.columns if columns is None or field.name in columns]
+    with open_table(files, path, schema) as parquet:
+        there = set(parquet.schema_arrow.names)
+        names = [field.name for field in fields if field.name in there]
+        for group in range(parquet.num_row_groups):
+            try:
+                read = parquet.read_row_group(group, columns=names)
+            except (pa.ArrowException, OSError) as error:
+                raise TableIntegrityError(
+                    f"{files.uri(path)}: row group {group} cannot be read ({error}). Restore the file."
+                ) from error
+            arrays = [
+                read.column(field.name) if field.name in there else pa.nulls(read.num_rows, field.type)
+                for field in fields
+            ]
+            yield pa.Table.from_arrays(arrays, schema=pa.schema(fields))

@@ -1,0 +1,156 @@
+"""Between `Trajectory` and its table, both ways, without loss."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from infra.store.schemas import TOKEN_COLUMNS, TRAJECTORIES
+from infra.store.tables import table_of
+from mgrpo_core.trajectories import (
+    Message,
+    PathStep,
+    Status,
+    StopReason,
+    Trajectory,
+    TrajectoryKey,
+    Turn,
+)
+
+OUTCOME_COLUMNS = tuple(name for name in TRAJECTORIES.columns.names if name not in TOKEN_COLUMNS)
+"""All but tokens: enough for rewards, counts and reading."""
+
+_TURN_TEXT = ("action_name", "arguments_json", "error")
+_TURN_FIELDS = (
+    "start", "stop", "finish_reason", "policy_version", "seed", "action", "action_name", "arguments_json", "error",
+    "observation_tokens", "observation_chars", "observation_cut",
+)  # fmt: skip
+_EMPTY = np.zeros(0)
+
+
+def trajectories_table(trajectories: Sequence[tuple[int, Trajectory]]) -> pa.Table:
+    """Rows of (query position, trajectory), in the given order; each token is copied once."""
+    rows = [_row(position, trajectory) for position, trajectory in trajectories]
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in OUTCOME_COLUMNS}
+    streams = [trajectory for _, trajectory in trajectories]
+    columns["token_ids"] = _ragged([one.token_ids for one in streams], pa.int32(), np.int32, "token_ids")
+    columns["loss_mask"] = _ragged([one.loss_mask for one in streams], pa.bool_(), np.bool_, "loss_mask")
+    columns["logprobs"] = _ragged([one.logprobs for one in streams], pa.float32(), np.float32, "logprobs")
+    return table_of(TRAJECTORIES, columns)
+
+
+def trajectories_of(table: pa.Table) -> list[Trajectory]:
+    """Trajectories back from their rows. Without token columns their token arrays are empty."""
+    with_tokens = all(name in table.column_names for name in TOKEN_COLUMNS)
+    tokens = {name: list_arrays(table.column(name)) for name in TOKEN_COLUMNS} if with_tokens else {}
+    rows = table.drop_columns([name for name in TOKEN_COLUMNS if name in table.column_names]).to_pylist()
+    return [
+        _trajectory(row, {name: arrays[index] for name, arrays in tokens.items()}) for index, row in enumerate(rows)
+    ]
+
+
+def list_arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """Rows of a list column as numpy arrays; null items of a float column are NaN."""
+    arrays: list[np.ndarray] = []
+    for chunk in column.chunks:
+        offsets = chunk.offsets.to_numpy()
+        values = chunk.values.to_numpy(zero_copy_only=False)
+        arrays.extend(values[start:stop] for start, stop in pairwise(offsets))
+    return arrays
+
+
+def _row(position: int, one: Trajectory) -> dict[str, Any]:
+    key = one.key
+    texts = _Texts()
+    turns = [
+        {
+            name: texts(value) if name in _TURN_TEXT else value
+            for name, value in ((n, getattr(turn, n)) for n in _TURN_FIELDS)
+        }
+        for turn in one.turns
+    ]
+    messages = [{"role": m.role, "content": texts(m.content), "name": texts(m.name)} for m in one.messages]
+    row = {
+        "trajectory_id": key.trajectory_id,
+        "parent_id": one.parent_id,
+        "run": key.run,
+        "iteration": key.iteration,
+        "query_position": position,
+        "query_id": key.query_id,
+        "rollout_index": key.rollout_index,
+        "agent": key.agent,
+        "agent_path": key.agent_path,
+        "depth": key.depth,
+        "call_index": key.call_index,
+        "policy": one.policy,
+        "policy_version": one.turns[0].policy_version if one.turns else None,
+        "task": texts(one.task),
+        "reply": texts(one.reply),
+        "status": str(one.status),
+        "stop_reason": str(one.stop_reason),
+        "failure": texts(one.failure),
+        "temperature": one.temperature,
+        "tokens": len(one.token_ids),
+        "sampled_tokens": one.sampled_tokens,
+        "segment_starts": list(one.segment_starts),
+        "turns": turns,
+        "messages": messages,
+    }
+    row["text_repaired"] = texts.repaired
+    return row
+
+
+class _Texts:
+    """Makes text valid UTF-8, and remembers whether it had to."""
+
+    def __init__(self) -> None:
+        self.repaired = False
+
+    def __call__(self, text: str | None) -> str | None:
+        if text is None:
+            return None
+        try:
+            text.encode()
+            return text
+        except UnicodeEncodeError:
+            self.repaired = True
+            # Proper pairs split over two escapes are joined first; what is left alone becomes U+FFFD.
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _ragged(arrays: Iterable[np.ndarray], type_: pa.DataType, dtype: Any, name: str) -> pa.Array:
+    parts = list(arrays)
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    flat = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+    values = pa.array(flat, type=type_, from_pandas=bool(pa.types.is_floating(type_)))  # NaN -> null
+    return pa.ListArray.from_arrays(
+        pa.array(offsets.astype(np.int32)), values, type=TRAJECTORIES.columns.field(name).type
+    )
+
+
+def _trajectory(row: dict[str, Any], tokens: dict[str, np.ndarray]) -> Trajectory:
+    head, *rest = row["agent_path"].split("/")
+    steps = [PathStep(head, 0)]
+    for step in rest:
+        index, _, agent = step.partition(":")
+        steps.append(PathStep(agent, int(index)))
+    key = TrajectoryKey(row["run"], row["iteration"], row["query_id"], row["rollout_index"], tuple(steps))
+    return Trajectory(
+        key=key,
+        policy=row["policy"],
+        token_ids=tokens.get("token_ids", _EMPTY).astype(np.int32),
+        loss_mask=tokens.get("loss_mask", _EMPTY).astype(np.bool_),
+        logprobs=tokens.get("logprobs", _EMPTY).astype(np.float32),
+        segment_starts=tuple(row["segment_starts"]),
+        turns=tuple(Turn(**turn) for turn in row["turns"]),
+        messages=tuple(Message(**message) for message in row["messages"]),
+        task=row["task"],
+        reply=row["reply"],
+        temperature=row["temperature"],
+        status=Status(row["status"]),
+        stop_reason=StopReason(row["stop_reason"]),
+        failure=row["failure"],
+    )
