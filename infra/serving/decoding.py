@@ -46,6 +46,20 @@ class Completion:
     finish_reason: FinishReason | None
 
 
+def probe(model: PreTrainedModel) -> None:
+    """Run two tokens through a model with slots for attention: what cannot run here fails before it serves."""
+    model.set_attn_implementation(ATTENTION)
+    cache = SlotCache(model.config.get_text_config(), slots=1, positions=2, dtype=model.dtype)
+    position = torch.arange(2)[None]
+    model(
+        input_ids=torch.zeros_like(position),
+        position_ids=position,
+        use_cache=False,
+        logits_to_keep=torch.tensor([1]),
+        slot_pass=cache.plan(np.array([0]), np.array([0]), np.array([2])),
+    )
+
+
 class Decoder:
     """The rows of one policy at one version. Not thread-safe; the owner serialises calls.
 
@@ -53,13 +67,16 @@ class Decoder:
         model: from `load_model`; its attention is switched to the slots of this decoder.
         context_length: most tokens of prompt plus completion.
         slots: most rows at once, idle ones that keep a prefix included.
+        memory: a cache of the same shape to write over; None = a new one.
     """
 
-    def __init__(self, model: PreTrainedModel, context_length: int, slots: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, context_length: int, slots: int, memory: SlotCache | None = None
+    ) -> None:
         model.set_attn_implementation(ATTENTION)
         self._model = model
         self._context = context_length
-        self._cache = SlotCache(model.config.get_text_config(), slots, context_length, model.dtype)
+        self._cache = memory or SlotCache(model.config.get_text_config(), slots, context_length, model.dtype)
         self._requests: list[Request | None] = [None] * slots
         self._slot_of: dict[str, int] = {}
         self._owner: list[str | None] = [None] * slots
@@ -85,15 +102,17 @@ class Decoder:
     def slots(self) -> int:
         return len(self._requests)
 
-    def probe(self) -> None:
-        """Run one token through the model: an architecture that cannot run here fails at load. Keeps nothing."""
-        plan = self._cache.plan(np.array([0]), np.array([0]), np.array([1]))
-        zero = torch.zeros((1, 1), dtype=torch.int64)
-        self._model(input_ids=zero, position_ids=zero, use_cache=False, logits_to_keep=zero[0], slot_pass=plan)
-
     def emptied(self) -> "Decoder":
         """A decoder over the same weights that has seen nothing."""
         return Decoder(self._model, self._context, self.slots)
+
+    def successor(self, model: PreTrainedModel) -> "Decoder":
+        """A decoder over other weights that has seen nothing, in this one's memory; this one is not to be used again.
+
+        Memory that was written before needs no page from the system: a tenth of a short iteration's time.
+        """
+        fits = self._cache.fits(model.config.get_text_config(), model.dtype)
+        return Decoder(model, self._context, self.slots, self._cache if fits else None)
 
     def join(self, request: Request) -> bool:
         """Give a request a row, with as much of its prompt as the cache holds; False if it has to wait a step."""
@@ -117,6 +136,8 @@ class Decoder:
         for slot in np.flatnonzero(self._active):
             if self._requests[slot] is request:
                 self._vacate(int(slot))
+                # Nobody has looked at its logits: they may be NaN.
+                self._forget(int(slot))
 
     def step(self) -> list[Completion]:
         """Feed every row once; return those that ended."""
@@ -180,12 +201,14 @@ class Decoder:
         completion = Completion(request, self._ids[slot, sampled].copy(), self._logprobs[slot, sampled].copy(), reason)
         self._vacate(slot)
         if reason is None:
-            self._filled[slot] = 0
-            self._cache.clear(slot)
+            self._forget(slot)
         return completion
 
     def _longest_prefix(self, prompt: np.ndarray, usable: int, own: int | None) -> tuple[int | None, int]:
-        """The slot that holds most of the prompt, and how much; None where one that is being filled will hold more."""
+        """The slot that holds most of the prompt, and how much; None where one that is being filled will hold more.
+
+        -1 and 0 where no slot holds its first token.
+        """
         if own is not None:
             filled = min(int(self._filled[own]), usable)
             if filled and np.array_equal(self._ids[own, :filled], prompt[:filled]):
@@ -199,7 +222,7 @@ class Decoder:
         donor = int(held.argmax())
         if coming.max() - held[donor] >= _WORTH_WAITING:
             return None, 0
-        return donor, int(held[donor])
+        return (donor, int(held[donor])) if held[donor] else (-1, 0)
 
     def _free_slot(self, donor: int) -> int | None:
         """A slot never used, else the idle one left longest ago; the donor itself only if there is no other."""
@@ -232,6 +255,10 @@ class Decoder:
             self._stops = np.pad(self._stops, wider, constant_values=-1)
         self._stops[slot] = -1
         self._stops[slot, : len(stops)] = stops
+
+    def _forget(self, slot: int) -> None:
+        self._filled[slot] = 0
+        self._cache.clear(slot)
 
     def _vacate(self, slot: int) -> None:
         self._clock += 1

@@ -1,4 +1,19 @@
-"""An in-process policy engine: continuous batching in a worker thread, for models that fit beside the flow."""
+"""An in-process policy engine: continuous batching in a worker thread, for models that fit beside the flow.
+
+Why a loop of our own. 128 first turns of 4–24 tokens on 100-token prompts (16 different), 1 M parameters, float32, one
+thread, sampled with log-probabilities (`tests/benchmarks/test_engine.py`):
+
+==================================================================== ======
+transformers' continuous batching, the fastest of three settings     4.1 s
+transformers' `generate`, one batch                                  0.79 s
+this engine                                                          0.22 s
+==================================================================== ======
+
+`generate` computes every row to the length of the longest, every rollout's copy of the same prompt, and every earlier
+turn again; nothing can join it halfway; one random stream serves the batch, so a row's tokens depend on its company.
+Kept prefixes alone make second turns 3.3 times faster. An iteration of 128 rollouts × (3 main turns + 2 × 2 sub-agent
+turns), 6,300 tokens, takes 1.7 s on two cores with two policies side by side.
+"""
 
 import asyncio
 import math
@@ -12,7 +27,7 @@ import numpy as np
 import torch
 
 from infra.serving.core_share import CoreShare
-from infra.serving.decoding import Completion, Decoder, Request
+from infra.serving.decoding import Completion, Decoder, Request, probe
 from infra.serving.slot_cache import SlotCache
 from infra.training.load_policy import load_model
 from mgrpo_core.errors import ConfigError, PolicyServerError, ShapeError
@@ -43,7 +58,7 @@ class EmbeddedPolicyClient:
         dtype: of weights and cache; log-probabilities are computed in float32 from its logits.
         max_rows: most completions and kept prefixes at once.
         cache_bytes: bound on the memory of keys and values; lowers the number of rows where it must.
-        threads: torch threads of a step; None = an even share of the machine's cores among engines at work.
+        threads: torch threads of a step; None = an even share of the machine's cores among the process's engines.
     """
 
     def __init__(
@@ -104,10 +119,9 @@ class EmbeddedPolicyClient:
                 f"policy {self._policy!r}: context {self._context_length}, but {folder} was built for {built_for} "
                 "positions. Lower the policy's `context`."
             )
-        decoder = Decoder(model, self._context_length, self._rows(config))
         try:
             with torch.inference_mode():
-                decoder.probe()
+                probe(model)
         except Exception as error:
             raise ConfigError(
                 f"policy {self._policy!r}: {type(model).__name__} from {folder} does not run in the embedded engine "
@@ -118,7 +132,12 @@ class EmbeddedPolicyClient:
         with self._stepping, self._lock:
             self._require_quiet(version)
             self._running.clear()
-            self._version, self._decoder = version, decoder
+            self._cores.claim()
+            former = self._decoder
+            self._decoder = (
+                former.successor(model) if former else Decoder(model, self._context_length, self._rows(config))
+            )
+            self._version = version
             self._vocabulary = config.vocab_size
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, *, trajectory_id: str) -> Generation:
@@ -150,6 +169,7 @@ class EmbeddedPolicyClient:
         with self._wake:
             self._closed = True
             self._wake.notify()
+        self._cores.release()
         if self._worker is not None:
             self._worker.join()
         self._fail_everyone(PolicyServerError(f"policy {self._policy!r}: the engine was closed."))
@@ -218,25 +238,23 @@ class EmbeddedPolicyClient:
         with torch.inference_mode():
             while True:
                 with self._wake:
-                    if not self._queue and not self._running:
-                        self._cores.idle()
+                    idle = not self._queue and not self._running
                     while not self._queue and not self._running and not self._closed:
                         self._wake.wait()
                     if self._closed:
-                        self._cores.idle()
                         return
+                if idle:
+                    self._cores.apply()
                 try:
                     with self._stepping:
                         done = self._step()
+                    self._deliver(done)
                 except BaseException as error:  # nobody else would ever answer the callers
                     self._start_over(error)
-                else:
-                    self._deliver(done)
 
     def _step(self) -> list[Completion]:
         decoder = self._decoder
         assert decoder is not None
-        self._cores.busy()
         with self._lock:
             arrived, self._queue = self._queue, deque()
         for request in [r for r, ticket in self._running.items() if ticket.abandoned]:
@@ -255,16 +273,16 @@ class EmbeddedPolicyClient:
         return decoder.step()
 
     def _start_over(self, error: BaseException) -> None:
-        """Fail every waiting caller, and drop a decoder whose state can no longer be trusted."""
-        self._fail_everyone(
-            PolicyServerError(
+        """Drop a decoder whose state can no longer be trusted, and fail every waiting caller."""
+        try:
+            with self._stepping:
+                if self._decoder is not None:
+                    self._decoder = self._decoder.emptied()
+        finally:
+            what = (
                 f"policy {self._policy!r} version {self._version}: the engine failed, {type(error).__name__}: {error}"
-            ),
-            cause=error,
-        )
-        with self._stepping:
-            if self._decoder is not None:
-                self._decoder = self._decoder.emptied()
+            )
+            self._fail_everyone(PolicyServerError(what), cause=error)
 
     def _fail_everyone(self, failure: PolicyServerError, cause: BaseException | None = None) -> None:
         with self._lock:

@@ -70,6 +70,12 @@ class SlotCache:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return 2 * config.num_hidden_layers * positions * heads * head_dim * dtype.itemsize
 
+    def fits(self, config: PretrainedConfig, dtype: torch.dtype) -> bool:
+        """Whether a model of this config and dtype can use these slots."""
+        positions = self.positions
+        shape = SlotCache(config, slots=0, positions=positions, dtype=dtype).keys.shape
+        return dtype == self.dtype and (shape[0], *shape[2:]) == (self.layers, *self.keys.shape[2:])
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Give slot `target` the first `length` positions of slot `source`."""
         self.keys[:, target, :length] = self.keys[:, source, :length]

@@ -35,7 +35,11 @@ def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with _no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, with their names
             )
     except Exception as error:  # transformers, safetensors and json raise a dozen kinds; all mean an unreadable folder
         raise ConfigError(f"{folder}: cannot be read as a model ({error}). Expected {_EXPECTED}.") from error

@@ -179,9 +179,23 @@ async def test_weights_are_not_replaced_under_a_request(client: EmbeddedPolicyCl
     assert client.version == 2
 
 
-async def test_a_cancelled_caller_frees_its_row(folder: Path, next_folder: Path) -> None:
+async def test_a_cancelled_caller_is_no_longer_in_flight(client: EmbeddedPolicyClient, next_folder: Path) -> None:
+    long = asyncio.create_task(client.generate(prompt_of(5), sampling(1, 150), trajectory_id="t"))
+    await asyncio.sleep(0.01)
+    long.cancel()
+    await asyncio.sleep(0)
+    client.load(2, next_folder)
+    made = await client.generate(prompt_of(5), sampling(1, 3), trajectory_id="t")
+    assert made.policy_version == 2
+
+
+async def test_a_cancelled_caller_frees_its_row(folder: Path) -> None:
     with EmbeddedPolicyClient("main", CONTEXT, threads=1, max_rows=1) as client:
         client.load(1, folder)
+        passes: list[int] = []
+        decoder = client._decoder
+        assert decoder is not None
+        decoder._model.register_forward_pre_hook(lambda *_: passes.append(1))
         long = asyncio.create_task(client.generate(prompt_of(5), sampling(1, 150), trajectory_id="t"))
         queued = asyncio.create_task(client.generate(prompt_of(6), sampling(1, 150), trajectory_id="u"))
         await asyncio.sleep(0.01)
@@ -191,7 +205,7 @@ async def test_a_cancelled_caller_frees_its_row(folder: Path, next_folder: Path)
         assert len(made.token_ids) == 3
         assert long.cancelled()
         assert queued.cancelled()
-        client.load(2, next_folder)
+        assert len(passes) < 100  # 150 were asked for, twice
 
 
 async def test_the_event_loop_stays_free_while_tokens_are_made(client: EmbeddedPolicyClient) -> None:
@@ -278,6 +292,8 @@ async def test_a_failure_of_the_worker_reaches_every_caller_and_the_next_request
     )
     assert all(isinstance(m, PolicyServerError) and "MemoryError: no more" in str(m) for m in made)
     hook.remove()
+    assert client._decoder is not None
+    assert client._decoder.active == 0
     again = await client.generate(prompt_of(5), sampling(1), trajectory_id="a")
     assert again.token_ids.tolist() == good.token_ids.tolist()
 
