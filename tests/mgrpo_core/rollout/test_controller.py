@@ -262,6 +262,9 @@ async def test_a_call_that_nobody_would_read_is_not_made(play, say):
     tool = ScriptedTool("search", lambda arguments: made.append(1) or "r")
     main = await play.main(say.alone(tool, limits=Limits(max_turns=3)))
     assert (main.stop_reason, len(made)) == (StopReason.TURN_LIMIT, 2)
+    budget = Limits(max_tokens=main.turns[0].stop - main.turns[0].start)
+    main = await play.main(say.alone(tool, limits=budget), iteration=1)
+    assert (main.stop_reason, len(main.turns), len(made)) == (StopReason.TOKEN_LIMIT, 1, 2)
 
 
 async def test_a_policy_whose_template_opens_thinking_is_read_with_it(make_tokenizer, templates, play, say):

@@ -329,6 +329,19 @@ async def test_a_stage_that_breaks_fails_who_waits_for_it_at_once_and_raises(pla
     assert await nothing_left()
 
 
+async def test_a_stage_that_is_cancelled_leaves_nobody_waiting_in_its_queue():
+    board = DelegationBoard(["sub"], deadline_s=30)
+    key = TrajectoryKey("r", 0, "q", 0, (PathStep("main", 0), PathStep("sub", 0)))
+    serving = asyncio.create_task(board.serve("sub", 1, None))
+    await asyncio.sleep(0)
+    asked = asyncio.create_task(board.ask(key, "t", ledger=RolloutLedger("q", 0, 10)))
+    serving.cancel()  # before the stage has taken up what was just posted
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    with pytest.raises(InfrastructureError, match="main/0:sub: its stage has ended"):
+        await asyncio.wait_for(asked, 1)
+
+
 async def test_cancelling_all_stages_leaves_nothing_pending(play, say):
     play.policy("m", say.in_turn(say.call("a", task="go")))
     play.policy("s", lambda r: say.call("b", task="deep") if "go" in r.prompt else "oops", delay_s=0.02)
