@@ -1,0 +1,156 @@
+"""What one process holds of a run between its stages: store, config, data, engines, tools, judges. Opened once."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from infra.datasets.queries import load_queries
+from infra.judges.registry import build_judge
+from infra.progress import ProgressBoard
+from infra.serving.embedded import EmbeddedPolicyClient
+from infra.store.files import StoreFiles
+from infra.store.policies import PolicyVersion, fetch_version, find_version, publish_version, require_version
+from infra.store.runs import StoredRun, create_or_open_run
+from infra.team import team_of
+from infra.training.load_policy import load_policy, load_tokenizer
+from infra.training.policy_source import initial_folder
+from mgrpo_core.config import RunConfig
+from mgrpo_core.dialogue.template import ChatTemplate, ChatTokenizer
+from mgrpo_core.errors import ConfigError
+from mgrpo_core.rewards.verifiers import Verifier, verifier_of
+from mgrpo_core.rollout.protocols import Judge
+from mgrpo_core.trajectories import Query
+
+
+class RunResources:
+    """Everything a run's stages share in one process.
+
+    A plain class on purpose: Prefect walks through dataclasses and mappings among a task's arguments, and must not walk
+    through a model.
+    """
+
+    def __init__(self, run: StoredRun, config: RunConfig, progress: ProgressBoard, cache: Path) -> None:
+        """Raises: ConfigError, DatasetError: what would stop the first iteration, before it starts."""
+        self.run = run
+        self.config = config
+        self.progress = progress
+        self.cache = cache
+        self.queries: tuple[Query, ...] = load_queries(config.data.train)
+        batch = config.rollout.queries_per_iteration
+        if batch > len(self.queries):
+            raise ConfigError(
+                f"rollout.queries_per_iteration: {batch} cannot be filled from the {len(self.queries)} queries of "
+                f"data.train {config.data.train!r}. Use at most {len(self.queries)}, or more data."
+            )
+        self.verifier: Verifier = verifier_of(config.agents[config.main_agent].verifier)
+        self.judges: dict[str, Judge] = {
+            name: build_judge(agent.judge) for name, agent in config.agents.items() if agent.judge is not None
+        }
+        self.team = team_of(config)
+        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+        self.clients: dict[str, EmbeddedPolicyClient] = {}
+
+    @property
+    def files(self) -> StoreFiles:
+        return self.run.files
+
+    def held_out(self) -> tuple[Query, ...]:
+        """The held-out questions.
+
+        Raises: ConfigError if the config names none.
+        """
+        if self.config.data.held_out is None:
+            raise ConfigError("data.held_out: missing. Name a query file to evaluate on.")
+        return load_queries(self.config.data.held_out)
+
+    def version(self, policy: str, version: int) -> PolicyVersion:
+        """A stored version. Raises: TableIntegrityError if it is missing."""
+        return require_version(self.files, self.run.name, policy, self.config.store_folder_of(policy), version)
+
+    def folder(self, policy: str, version: int) -> Path:
+        """A stored version as a verified local folder."""
+        return fetch_version(self.files, self.version(policy, version), self.cache)
+
+    def serve(self, versions: Mapping[str, int]) -> None:
+        """Have the engine of every policy hold these versions; what it holds already is not loaded again."""
+        for policy, version in versions.items():
+            if policy not in self.clients:
+                self._start(policy, version)
+            client = self.clients[policy]
+            if client.version != version:
+                client.load(version, self.folder(policy, version))
+
+    def close(self) -> None:
+        """Stop the engines."""
+        for client in self.clients.values():
+            client.close()
+        self.clients.clear()
+
+    def _start(self, policy: str, version: int) -> None:
+        folder = self.folder(policy, version)
+        tokenizer = load_tokenizer(folder)
+        settings = self.config.policies[policy]
+        self.tokenizers[policy] = tokenizer
+        self.clients[policy] = EmbeddedPolicyClient(
+            policy,
+            settings.context or _context_of(folder),
+            dtype=torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32,
+            threads=self.config.execution.threads,
+        )
+
+
+@contextmanager
+def open_resources(
+    files: StoreFiles, name: str, config: RunConfig, *, progress: ProgressBoard, accept_config_change: bool = False
+) -> Iterator[RunResources]:
+    """Create or open the run, and hold what its stages need until the block ends.
+
+    Bad input is refused before the run exists: data, tools, judges and policies are read first.
+    """
+    with ExitStack() as stack:
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mgrpo-policies-")))
+        resources = RunResources(StoredRun(files, name), config, progress, cache)
+        stack.callback(resources.close)
+        new = {policy: _checked_source(init) for policy, init in _missing_policies(resources)}
+        create_or_open_run(files, name, config, accept_config_change=accept_config_change)
+        for policy, source in new.items():
+            publish_version(
+                files,
+                name,
+                policy,
+                config.store_folder_of(policy),
+                0,
+                source,
+                parent_sha256=None,
+                inputs_sha256=hashlib.sha256(config.policies[policy].init.encode()).hexdigest(),
+            )
+        yield resources
+
+
+def _missing_policies(resources: RunResources) -> Iterator[tuple[str, str]]:
+    """Policies without a version 0 in the store, and where it comes from."""
+    for name, policy in resources.config.policies.items():
+        folder = resources.config.store_folder_of(name)
+        if find_version(resources.files, resources.run.name, name, folder, 0) is None:
+            yield name, policy.init
+
+
+def _checked_source(init: str) -> Path:
+    """The folder of a version 0, loadable and with a chat template that rollouts can use.
+
+    Raises: ConfigError, TemplateError.
+    """
+    source = initial_folder(init)
+    _, tokenizer = load_policy(source, torch.float32)
+    ChatTemplate(cast("ChatTokenizer", tokenizer))
+    return source
+
+
+def _context_of(folder: Path) -> int:
+    return int(AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings)

@@ -1,0 +1,56 @@
+"""Stage: staged groups become one sorted, validated Parquet table an agent."""
+
+import asyncio
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.resources import RunResources
+from infra.store.schemas import TRAJECTORIES
+from infra.store.staging import materialize
+from infra.store.tables import read_table
+from mgrpo_core.errors import IncompleteIterationError
+from mgrpo_core.trajectories import Status
+from tasks.iteration_ref import IterationRef
+from tasks.tables import TrajectoryTables
+
+
+@task(cache_policy=NO_CACHE)
+async def materialize_trajectories(resources: RunResources, at: IterationRef) -> TrajectoryTables:
+    """Merge the staged groups, and refuse an iteration of which too much is missing.
+
+    Raises:
+        IncompleteIterationError: rollouts are unaccounted for, or too many ended by a failure of ours.
+    """
+    shards = await asyncio.to_thread(
+        materialize,
+        resources.files,
+        at.run,
+        at.iteration,
+        range(len(at.query_indices)),
+        tuple(resources.config.agents),
+    )
+    tables = TrajectoryTables({agent: tuple(refs) for agent, refs in shards.items()})
+    _require_enough(resources, at, tables)
+    return tables
+
+
+def _require_enough(resources: RunResources, at: IterationRef, tables: TrajectoryTables) -> None:
+    config = resources.config
+    main = config.main_agent
+    rows = read_table(resources.files, tables.paths(main), TRAJECTORIES, ["status", "failure", "query_id"]).to_pylist()
+    expected = len(at.query_indices) * config.rollout.rollouts_per_query
+    if len(rows) != expected:
+        raise IncompleteIterationError(
+            f"{at.label}: {len(rows)} rollouts of {expected} are in the table of {main!r}. Remove the iteration's "
+            "staging folder and start it again."
+        )
+    lost = [row for row in rows if row["status"] == Status.INFRA_FAILED]
+    share = 1 - len(lost) / expected
+    if share < config.rollout.min_scored_share:
+        reasons = sorted({str(row["failure"]) for row in lost})
+        raise IncompleteIterationError(
+            f"{at.label}: {len(lost)} of {expected} rollouts ended by an infrastructure failure; at least "
+            f"{config.rollout.min_scored_share:.0%} must not (rollout.min_scored_share). No update was made. "
+            f"Reasons: {'; '.join(reasons[:3])}. Mend the cause, remove the iteration's staging folder, start again."
+        )

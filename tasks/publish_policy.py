@@ -1,0 +1,17 @@
+"""Stage: engines load the committed versions, and prove it."""
+
+import asyncio
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.resources import RunResources
+from infra.store.manifests import CommittedManifest
+
+
+@task(cache_policy=NO_CACHE)
+async def publish_policy(resources: RunResources, committed: CommittedManifest) -> dict[str, int]:
+    """Have every policy's engine serve its committed version; returns what is served."""
+    versions = {name: step.to_version for name, step in committed.manifest.policies.items()}
+    await asyncio.to_thread(resources.serve, versions)
+    return versions
