@@ -15,7 +15,7 @@ def report_of(trajectory: Trajectory) -> Report:
 
 
 async def judge_trajectories(
-    trajectories: Iterable[Trajectory], judge: Judge, *, concurrency: int = 32
+    trajectories: Iterable[Trajectory], judge: Judge, *, concurrency: int = 32, deadline_s: float = 600.0
 ) -> dict[str, Component]:
     """The judge's scores in [0, 1], by trajectory id.
 
@@ -26,21 +26,32 @@ async def judge_trajectories(
         trajectories: of sub-agents.
         judge: any number of calls to it may be in flight up to the limit.
         concurrency: that limit.
+        deadline_s: longest wait for one score, the judge's own retries included.
     Raises: ConfigError if the judge returns another type than a number or None.
     """
     limit = asyncio.Semaphore(concurrency)
+    judged: dict[str, Component] = {}
 
-    async def one(trajectory: Trajectory) -> tuple[str, Component]:
+    async def one(trajectory: Trajectory) -> None:
         async with limit:
-            return trajectory.trajectory_id, await _judged(trajectory, judge)
+            judged[trajectory.trajectory_id] = await _judged(trajectory, judge, deadline_s)
 
-    judged = [one(trajectory) for trajectory in trajectories if trajectory.status is not Status.INFRA_FAILED]
-    return dict(await asyncio.gather(*judged))
-
-
-async def _judged(trajectory: Trajectory, judge: Judge) -> Component:
     try:
-        returned = await judge.score(report_of(trajectory))
+        async with asyncio.TaskGroup() as group:
+            for trajectory in trajectories:
+                if trajectory.status is not Status.INFRA_FAILED:
+                    group.create_task(one(trajectory), name=trajectory.trajectory_id)
+    except BaseExceptionGroup as broken:
+        raise broken.exceptions[0] from broken
+    return judged
+
+
+async def _judged(trajectory: Trajectory, judge: Judge, deadline_s: float) -> Component:
+    deadline = asyncio.timeout(deadline_s)
+    try:
+        async with deadline:
+            returned = await judge.score(report_of(trajectory))
     except Exception as error:  # a judge is a service: what it raises is its failure, never a score
-        return failed(f"judge {judge.version}: {type(error).__name__}: {error}")
+        reason = f"no score within {deadline_s:g} s" if deadline.expired() else repr(error)
+        return failed(f"judge {judge.version}: {reason}")
     return component_of(returned, f"judge {judge.version}", unit_interval=True)

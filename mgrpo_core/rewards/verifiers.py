@@ -121,7 +121,7 @@ def correctness(verifier: Verifier, answer: str | None, query: Query, *, name: s
     try:
         returned = verifier(answer, query)
     except Exception as error:  # a user's function, or a service behind it
-        return failed(f"{name}: {type(error).__name__}: {error}")
+        return failed(f"{name}: {error!r}")
     return component_of(returned, name)
 
 

@@ -10,6 +10,7 @@ from mgrpo_core.dialogue.actions import Action, Answer, Delegation, Invalid, Too
 from mgrpo_core.dialogue.transcript import Transcript
 from mgrpo_core.errors import InfrastructureError, PolicyServerError, ToolError, ToolOutageError
 from mgrpo_core.rollout.actor import Actor
+from mgrpo_core.rollout.deadlines import Deadlines, within
 from mgrpo_core.rollout.ledger import RolloutLedger
 from mgrpo_core.rollout.protocols import Generation, Sampling
 from mgrpo_core.seeds import seed_of
@@ -28,7 +29,15 @@ class Controller:
     """
 
     def __init__(
-        self, actor: Actor, key: TrajectoryKey, task: str, *, seed: int, ledger: RolloutLedger, delegate: Delegate
+        self,
+        actor: Actor,
+        key: TrajectoryKey,
+        task: str,
+        *,
+        seed: int,
+        ledger: RolloutLedger,
+        delegate: Delegate,
+        deadlines: Deadlines,
     ) -> None:
         """Args:
         actor: the agent.
@@ -36,7 +45,8 @@ class Controller:
         task: what the agent is asked.
         seed: of the run.
         ledger: of the rollout; it bounds delegations over all levels.
-        delegate: how a sub-agent is asked.
+        delegate: how a sub-agent is asked; its wait has a deadline of its own.
+        deadlines: of the other waits.
         """
         self._actor = actor
         self._limits = actor.spec.limits
@@ -45,6 +55,7 @@ class Controller:
         self._seed = seed
         self._ledger = ledger
         self._delegate = delegate
+        self._deadlines = deadlines
         self._transcript = Transcript(actor.template, system=actor.spec.system_prompt, user=task)
         self._turns: list[Turn] = []
         self._sampled = 0
@@ -128,14 +139,12 @@ class Controller:
 
     async def _generate(self, sampling: Sampling) -> Generation:
         client = self._actor.client
-        try:
-            generation = await client.generate(
-                self._transcript.context_ids, sampling, trajectory_id=self._key.trajectory_id
-            )
-        except InfrastructureError:
-            raise
-        except Exception as error:  # whatever a client lets slip is a failure to generate
-            raise PolicyServerError(f"policy {client.policy}: {type(error).__name__}: {error}") from error
+        generation = await within(
+            self._deadlines.generation_s,
+            client.generate(self._transcript.context_ids, sampling, trajectory_id=self._key.trajectory_id),
+            who=f"policy {client.policy}",
+            error=PolicyServerError,
+        )
         problem = _problem(generation, sampling)
         if problem:
             raise PolicyServerError(f"policy {client.policy}: {problem}. The client breaks its contract; correct it.")
@@ -157,14 +166,19 @@ class Controller:
         if self._tool_calls >= self._limits.max_tool_calls:
             return _refused(f"the limit of {self._limits.max_tool_calls} tool calls is reached")
         self._tool_calls += 1
+        tool = self._actor.tools[action.name]
         try:
-            result = cast("object", await self._actor.tools[action.name].call(action.arguments))
+            result = cast(
+                "object",
+                await within(
+                    self._deadlines.tool_s,
+                    tool.call(action.arguments),
+                    who=f"tool {action.name}",
+                    error=ToolOutageError,
+                ),
+            )
         except ToolError as error:
             return f"Error: {error}", str(error) or type(error).__name__
-        except InfrastructureError as error:
-            raise ToolOutageError(f"tool {action.name}: {error}") from error
-        except Exception as error:  # a tool that breaks is down; the policy is not to blame
-            raise ToolOutageError(f"tool {action.name}: {type(error).__name__}: {error}") from error
         if not isinstance(result, str):
             raise ToolOutageError(f"tool {action.name}: returned {type(result).__name__}, expected text (str).")
         return result, None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from mgrpo_core.dialogue.template import ChatTokenizer
@@ -10,6 +10,7 @@ from mgrpo_core.errors import ConfigError
 from mgrpo_core.rollout.actor import actor_of
 from mgrpo_core.rollout.agents import Team
 from mgrpo_core.rollout.controller import Controller
+from mgrpo_core.rollout.deadlines import Deadlines
 from mgrpo_core.rollout.delegation import DelegationBoard, Invocation
 from mgrpo_core.rollout.ledger import RolloutLedger
 from mgrpo_core.rollout.protocols import PolicyClient
@@ -31,7 +32,8 @@ class RolloutPlan:
         seed: of the run.
         rollouts_per_query: K.
         concurrency: rollouts in flight.
-        reply_deadline_s: longest wait for one reply of a sub-agent.
+        reply_deadline_s: longest wait for one reply of a sub-agent, its queue included.
+        deadlines: longest waits for policies and tools.
     """
 
     run: str
@@ -40,6 +42,7 @@ class RolloutPlan:
     rollouts_per_query: int
     concurrency: int = 256
     reply_deadline_s: float = 600.0
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
         for name in ("rollouts_per_query", "concurrency"):
@@ -126,7 +129,13 @@ class RolloutStages:
                 return await self._board.ask(child, task, ledger=ledger)
 
             controller = Controller(
-                self._actors[main], key, query.question, seed=plan.seed, ledger=ledger, delegate=delegate
+                self._actors[main],
+                key,
+                query.question,
+                seed=plan.seed,
+                ledger=ledger,
+                delegate=delegate,
+                deadlines=plan.deadlines,
             )
             self._ended(ledger, await controller.run())
             return ledger.rollout()
@@ -142,6 +151,7 @@ class RolloutStages:
             seed=self._plan.seed,
             ledger=invocation.ledger,
             delegate=delegate,
+            deadlines=self._plan.deadlines,
         )
         try:
             trajectory = await controller.run()

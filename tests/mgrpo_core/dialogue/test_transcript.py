@@ -132,6 +132,16 @@ def test_a_template_that_drops_earlier_reasoning_starts_a_segment_with_the_conte
     assert stream.loss_mask[end_of_first:].sum() == len(template.encode_turn("done"))
 
 
+def test_room_is_counted_in_the_context_as_it_is_sent_after_a_rewriting(make_tokenizer, templates):
+    template = ChatTemplate(make_tokenizer(templates["forgets"]))
+    transcript = Transcript(template, system="", user="q")
+    say(transcript, template.encode_turn("<think>" + "long " * 100 + "</think>call"))
+    assert transcript.context_tokens > 500
+    # with the reasoning there is no room for a reply in 600 tokens, without it there is
+    assert transcript.observe("r" * 200, max_tokens=1000, context_length=600, reply_tokens=100).cut is False
+    assert transcript.context_tokens < 400
+
+
 def test_a_template_that_keeps_short_turns_is_not_split(make_tokenizer, templates):
     template = ChatTemplate(make_tokenizer(templates["forgets"]))
     transcript = Transcript(template, system="", user="q")

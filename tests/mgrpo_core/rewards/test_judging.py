@@ -54,6 +54,16 @@ async def test_a_judge_that_cannot_score_has_failed(make_trajectory, returned):
     assert component.reason.startswith("judge fixed-1")
 
 
+async def test_a_judge_that_hangs_fails_at_its_deadline(make_trajectory):
+    class Hangs(Fixed):
+        async def score(self, report):
+            await asyncio.sleep(30)
+
+    (sub,) = subs(make_trajectory)
+    judged = await judge_trajectories([sub], Hangs(1), deadline_s=0.01)
+    assert judged[sub.trajectory_id].reason == "judge fixed-1: no score within 0.01 s"
+
+
 async def test_a_judge_that_returns_text_is_broken(make_trajectory):
     with pytest.raises(ConfigError, match="judge fixed-1: returned 'good'"):
         await verdict(make_trajectory, "good")

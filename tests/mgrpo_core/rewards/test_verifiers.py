@@ -96,7 +96,7 @@ def test_a_verifier_that_raises_has_failed():
 
     component = correctness(broken, "x", query("x"), name="my:verifier")
     assert component.status is ScoreStatus.FAILED
-    assert component.reason == "my:verifier: TimeoutError: service"
+    assert component.reason == "my:verifier: TimeoutError('service')"
 
 
 def test_a_users_own_function_is_found_by_its_import_path(monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 
 from mgrpo_core.errors import ConfigError, PolicyServerError, TemplateError, ToolError, ToolOutageError
 from mgrpo_core.rollout.agents import Limits
+from mgrpo_core.rollout.deadlines import Deadlines
 from mgrpo_core.rollout.protocols import Generation, PolicyClient, Tool
 from mgrpo_core.rollout.scripted import ScriptedTool
 from mgrpo_core.seeds import seed_of
@@ -191,6 +192,34 @@ async def test_a_policy_server_that_fails_is_not_the_policys_fault(play, say, er
     assert main.status is Status.INFRA_FAILED
     assert "server down" in main.failure
     assert main.sampled_tokens == 5
+
+
+@pytest.mark.parametrize("who", ["policy m", "tool search"])
+async def test_whatever_never_comes_back_fails_at_its_deadline_and_is_named(play, say, who):
+    async def forever(*_, **__):
+        await asyncio.sleep(30)
+
+    play.policy("m", say.in_turn(say.call("search", query="x")))
+    tool = ScriptedTool("search", str)
+    if who == "policy m":
+        play.clients["m"].generate = forever
+    else:
+        tool = HangingTool()
+    main = await play.main(say.alone(tool), deadlines=Deadlines(generation_s=0.05, tool_s=0.05))
+    assert main.status is Status.INFRA_FAILED
+    assert main.failure == f"{who}: nothing came back within 0.05 s"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class HangingTool(ScriptedTool):
+    """Never answers."""
+
+    def __init__(self):
+        super().__init__("search", str)
+
+    async def call(self, arguments):
+        await asyncio.sleep(30)
+        return ""
 
 
 def generation(ids, logprobs, finish="stop"):

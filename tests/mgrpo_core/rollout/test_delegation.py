@@ -83,8 +83,8 @@ async def test_a_dead_sub_agent_server_fails_its_parent_and_no_sibling(play, say
         [Status.OK] * 2,
     ]
     main, sub = rollouts[2].trajectories
-    assert sub.failure == "server down"
-    assert main.failure == "main/0:searcher: server down"
+    assert sub.failure == "policy s: server down"
+    assert main.failure == "main/0:searcher: policy s: server down"
     assert main.turns[0].action == "delegate"  # what it had sampled is kept
     # case D5: everything is accounted for
     counts = count_trajectories(one for rollout in rollouts for one in rollout.trajectories)
