@@ -170,9 +170,10 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_weight_VH = torch.zeros_like(weight_VH) if context.needs_input_grad[1] else None
         grad_bias_V = torch.zeros_like(bias_V) if bias_V is not None and context.needs_input_grad[2] else None
         for part in _chunks(len(token_S), chunk):
-            raw_CV = _raw_logits(hidden_SH[part], weight_in_VH, bias_V, statistics_dtype)
-            slope_CV = None if softcap is None else 1 - torch.tanh(raw_CV / softcap).square()
-            logp_CV = _capped(raw_CV, softcap).div_(temperature_S[part, None]).log_softmax(-1)
+            logits_CV = _raw_logits(hidden_SH[part], weight_in_VH, bias_V, statistics_dtype)
+            slope_CV = None if softcap is None else 1 - torch.tanh(logits_CV / softcap).square()
+            logp_CV = _capped(logits_CV, softcap).div_(temperature_S[part, None]).log_softmax(-1)
+            del logits_CV  # a chunk of logits is most of the memory here
             p_CV = logp_CV.exp()
             # -p * (grad_logprob + grad_entropy * (log p + H)); a token of probability 0 has log p = -inf and adds 0
             factor_CV = logp_CV.clamp_(min=torch.finfo(statistics_dtype).min)

@@ -170,12 +170,13 @@ class _Update:
         """Add up the gradient of a minibatch; its loss over the trajectories of this process."""
         total = 0.0
         for segments in self._in_step(plan.micro_batches):
+            # Both ways compute the model once: a sharded model talks to the other ranks while it does.
             share = self._gradients.loss(segments, denominators) if segments else None
+            loss = self._gradients.idle_loss() if share is None else share.total
             bad = None if share is None else _first_not_finite(share.by_trajectory_N)
             (any_bad,) = self._over_ranks(self._ranks.maximum, [float(bad is not None)])
             if any_bad:
                 raise self._blame_for_loss(segments, bad)
-            loss = self._gradients.idle_loss() if share is None else share.total
             # A sharded model averages gradients over ranks, and shares add up: hence the factor.
             torch.autograd.backward(loss * self._ranks.count)
             if share is None:
