@@ -23,7 +23,7 @@ HELD_OUT_SHARE = 0.2
 RELATIONS = ("currency", "continent", "language", "largest neighbour", "population")
 """What questions ask of a country."""
 
-_QUESTIONS = {
+QUESTION_WORDINGS = {
     "currency": ("What is the currency of the country", "Which currency is used in the country"),
     "continent": ("What is the continent of the country", "On which continent lies the country"),
     "language": ("What is the language of the country", "Which language is spoken in the country"),
@@ -32,11 +32,10 @@ _QUESTIONS = {
         "Which neighbour is the largest of the country",
     ),
     "population": ("What is the population of the country", "How many people live in the country"),
-}
-_BRIDGES = {
     "capital": ("whose capital is {}?", "with the capital {}?"),
     "city": ("with the city {}?", "where the city {} is?"),
 }
+"""How a question opens, by relation, and how it closes, by what names the country."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,8 @@ def _questions() -> Iterator[tuple[str, Query]]:
             for relation, accepted in country.attributes:
                 # The wording is a function of the question, so that the same question is always asked alike.
                 draw = hashlib.sha256(f"{kind} {bridge} {relation}".encode()).digest()
-                opening = _QUESTIONS[relation][draw[0] % 2]
-                closing = _BRIDGES[kind][draw[1] % 2].format(bridge)
+                opening = QUESTION_WORDINGS[relation][draw[0] % 2]
+                closing = QUESTION_WORDINGS[kind][draw[1] % 2].format(bridge)
                 first = country_of_capital(bridge) if kind == "capital" else country_of_city(bridge)
                 metadata = {"facts": [first, attribute_of(relation, country.name)]}
                 yield (
