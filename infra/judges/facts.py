@@ -18,6 +18,8 @@ class FactJudge:
     0.2: the task asks for none, and the reply is the value of a document that a search of it brought: the sub-agent
     did what could be done with a task that has no answer.
     0: everything else; a reply without a search scores 0 for such a task, whatever it says.
+
+    A delegation's context follows its task after a blank line and is no part of what was asked for.
     """
 
     version = "facts-1"
@@ -32,7 +34,7 @@ class FactJudge:
         if report.reply is None:
             return 0.0
         reply = normalize_answer(report.reply)
-        accepted = self._accepted.get(normalize_answer(report.task))
+        accepted = self._accepted.get(normalize_answer(report.task.partition("\n\n")[0]))
         if accepted is not None:
             return float(reply in accepted)
         shown = {normalize_answer(value) for text in report.observations for value in _LINE.findall(text)}
