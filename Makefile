@@ -1,0 +1,55 @@
+# Every command of the project; `make help` lists them. All of them work from a bare checkout.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test check lint types imports format bench lock
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.3 GB, about 3 minutes)
+
+quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, then measure it
+	$(BIN)/mgrpo train quickstart --run quickstart
+	$(BIN)/mgrpo evaluate quickstart
+
+test: check  ## every check, then every test; needs no GPU and no account
+	$(BIN)/pytest $(TESTS)
+
+check: lint types imports  ## formatting, lint, types and the direction of imports
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/pyright
+
+imports: $(INSTALLED)
+	$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED)  ## format, and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)  ## measure speed; prints a table
+	$(BIN)/pytest -o addopts=--import-mode=importlib --benchmark-only tests/benchmarks
+
+# torch stays at the version that the lock names: the choice of its build is not the resolver's to change.
+lock:  ## resolve what pyproject.toml allows into requirements.lock, in a clean environment
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	grep '^torch==' requirements.lock > build/lock/torch.txt
+	build/lock/bin/pip install -q -r build/lock/torch.txt '.[dev]'
+	.ci/freeze build/lock/bin/pip > build/requirements.lock
+	mv build/requirements.lock requirements.lock && rm -rf build/lock
+
+# The stamp is touched last: an installation that was interrupted is done again.
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mgrpo needs Python 3.11 or newer, $(PYTHON) is " \
+	    + sys.version.split()[0] + ". Name another: make install PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -r requirements.lock
+	$(BIN)/pip install -q --no-deps -e .
+	@touch $@

@@ -1,0 +1,62 @@
+"""What every test stands on: one thread, no network, no account, no trace in the user's home, one Prefect server."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+_HOME = Path(tempfile.mkdtemp(prefix="mgrpo-tests-"))
+
+# Set before anything imports torch, transformers, prefect, mlflow or botocore: they read these once. Processes that
+# tests start inherit them.
+os.environ |= {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "DO_NOT_TRACK": "1",
+    "HF_HOME": str(_HOME / "huggingface"),
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_TRACKING_URI": f"sqlite:///{_HOME / 'mlflow.db'}",
+    "MPLBACKEND": "agg",
+    "OMP_NUM_THREADS": "1",
+    "PREFECT_HOME": str(_HOME / "prefect"),
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TOKENIZERS_PARALLELISM": "false",
+    "XDG_CACHE_HOME": str(_HOME / "cache"),
+}
+for _name in (
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "MGRPO_STORE",
+    "PREFECT_API_KEY",
+    "PREFECT_API_URL",
+    "PREFECT_PROFILE",
+):
+    os.environ.pop(_name, None)
+
+# No deadline: the cores may be shared. In continuous integration the examples are the same every time.
+settings.register_profile("person", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "person")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[str]:
+    """A Prefect server of this test session, on which every flow and task run lands. Gives its API's URL."""
+    from prefect.settings import PREFECT_API_URL
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield str(PREFECT_API_URL.value())
