@@ -133,42 +133,37 @@ def grouped_advantages(
         total_G = np.bincount(group, weights=weight * value, minlength=groups)
         return np.divide(total_G, weight_G, out=np.full(groups, np.nan), where=size_G > 0)
 
-    has_rows_G = size_G > 0
-    last_G = np.cumsum(size_G)[has_rows_G] - 1
-    spread_G = np.zeros(groups)  # max - min; the rewards of a group are sorted
-    spread_G[has_rows_G] = reward[last_G] - reward[last_G - size_G[has_rows_G] + 1]
+    # In units of the group's spread, 0 = lowest and 1 = highest reward: exactly 0 where all rewards are equal, rounded
+    # in proportion to the differences and not to the rewards, and no square underflows.
+    lowest_G, spread_G = _range(reward, size_G)
     varied_G = spread_G > 0
-    zero_variance_G = (size_G >= 2) & ~varied_G
-
-    mean_G = mean_by_group(reward)
-    centred = reward - mean_G[group]
-    centred -= mean_by_group(centred)[group]  # takes out the rounding of the mean
-    centred[~varied_G[group]] = 0.0
-    # In units of the spread, so that squares of tiny differences do not underflow.
     unit_G = np.where(varied_G, spread_G, 1.0)
-    square_mean_G = mean_by_group((centred / unit_G[group]) ** 2)
-    population_std_G = unit_G * np.sqrt(square_mean_G)
+    place = (reward - lowest_G[group]) / unit_G[group]
+    mean_place_G = mean_by_group(place)
+    centred = place - mean_place_G[group]
+    std_place_G = np.sqrt(mean_by_group(centred**2))
 
     in_batch = size_G >= 2
     batch_weight = weight_G[in_batch].sum()
-    batch_std = float(np.sqrt((weight_G * population_std_G**2)[in_batch].sum() / batch_weight)) if batch_weight else 0.0
+    square_sum = (weight_G * (unit_G * std_place_G) ** 2)[in_batch].sum()
+    batch_std = float(np.sqrt(square_sum / batch_weight)) if batch_weight else 0.0
 
     informative_G = varied_G
-    std_G = population_std_G
     if normalization == "sample":
         informative_G = varied_G & (weight_G > 1)
-        bessel_G = np.divide(weight_G, weight_G - 1, out=np.zeros(groups), where=informative_G)
-        std_G = population_std_G * np.sqrt(bessel_G)
+        std_place_G *= np.sqrt(np.divide(weight_G, weight_G - 1, out=np.zeros(groups), where=informative_G))
 
     included = informative_G[group]
     if normalization in ("population", "sample"):
-        advantage = _divide(centred, (std_G + eps)[group], included)
+        with np.errstate(over="ignore"):  # an eps that dwarfs the spread: the advantage is 0
+            divisor_G = std_place_G + eps / unit_G
+        advantage = _divide(centred, divisor_G[group], included)
     elif normalization == "batch_std":
-        advantage = _divide(centred, np.full(len(rows), batch_std + eps), included)
+        advantage = _divide(centred * unit_G[group], np.full(len(rows), batch_std + eps), included)
     elif normalization == "center":
-        advantage = np.where(included, centred, 0.0)
+        advantage = centred * unit_G[group]
     else:
-        advantage = _divide(centred * weight_G[group], weight_G[group] - weight, included)
+        advantage = _divide(centred * unit_G[group] * weight_G[group], weight_G[group] - weight, included)
 
     advantage_N = np.zeros(len(reward_N))
     advantage_N[rows] = advantage
@@ -179,17 +174,27 @@ def grouped_advantages(
         included_N=included_N,
         group_index_N=group_index_N,
         group_G=group_G,
-        mean_G=mean_G,
-        std_G=std_G,
+        mean_G=lowest_G + unit_G * mean_place_G,
+        std_G=unit_G * std_place_G,
         size_G=size_G,
         weight_G=weight_G,
-        zero_variance_G=zero_variance_G,
+        zero_variance_G=(size_G >= 2) & ~varied_G,
         batch_std=batch_std,
     )
 
 
+def _range(reward: np.ndarray, size_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest reward (NaN without any) and max - min (0 without any) of each group; sorted by group."""
+    lowest_G, spread_G = np.full(len(size_G), np.nan), np.zeros(len(size_G))
+    has_rows_G = size_G > 0
+    last_G = np.cumsum(size_G)[has_rows_G] - 1
+    lowest_G[has_rows_G] = reward[last_G - size_G[has_rows_G] + 1]
+    spread_G[has_rows_G] = reward[last_G] - lowest_G[has_rows_G]
+    return lowest_G, spread_G
+
+
 def _divide(value: np.ndarray, by: np.ndarray, where: np.ndarray) -> np.ndarray:
-    return np.divide(value, by, out=np.zeros(len(value)), where=where)
+    return np.divide(value, by, out=np.zeros(len(value)), where=where & (by > 0))
 
 
 def _checked(

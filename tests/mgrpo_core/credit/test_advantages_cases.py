@@ -19,6 +19,7 @@ def test_equal_rewards_give_exactly_0(normalization, value, size, dtype):  # cas
         np.full(size, value, dtype=dtype), np.zeros(size, dtype=int), normalization=normalization, eps=1e-8
     )
     assert (found.advantage_N == 0.0).all()
+    assert (found.std_G.tolist(), found.batch_std) == ([0.0], 0.0)
     assert found.zero_variance_G.tolist() == [True]
     assert not found.included_N.any()
 
@@ -26,6 +27,7 @@ def test_equal_rewards_give_exactly_0(normalization, value, size, dtype):  # cas
 def test_equal_rewards_with_unequal_weights_give_exactly_0():  # case A1
     found = grouped_advantages(np.full(3, 0.35), np.zeros(3, dtype=int), np.array([0.75, 1.5, 3.0]), eps=0)
     assert (found.advantage_N == 0.0).all()
+    assert found.std_G.tolist() == [0.0]
 
 
 def test_one_odd_reward_among_equals_stays_in_bounds():  # case A2

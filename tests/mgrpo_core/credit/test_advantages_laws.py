@@ -112,6 +112,12 @@ def test_a_multiplicity_counts_like_literal_copies(rows, normalization):  # case
 def test_tiny_differences_are_not_lost_to_underflow():
     # squares of 1e-200 underflow to 0; the advantage is still +-1
     np.testing.assert_allclose(group_relative_advantages(np.array([1e-200, 3e-200]), eps=0), [-1, 1], rtol=1e-12)
+    # the smallest difference that exists; half of it does not
+    np.testing.assert_allclose(group_relative_advantages(np.array([0.0, 5e-324]), eps=0), [-1, 1], rtol=1e-12)
+
+
+def test_an_eps_that_dwarfs_the_differences_gives_0_and_no_warning():
+    assert group_relative_advantages(np.array([0.0, 5e-324]), eps=1.0).tolist() == [0.0, 0.0]
 
 
 def test_neighbouring_floats_keep_the_bound():
