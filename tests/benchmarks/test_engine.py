@@ -184,3 +184,47 @@ def test_keeping_prefixes_pays(benchmark: BenchmarkFixture, client: EmbeddedPoli
     benchmark.extra_info["times_faster"] = round(ratio, 2)
     print(f"\n{ratio:.1f} times faster: {benchmark.stats.stats.min:.3f} s against {other:.3f} s")
     assert ratio > 1.5
+
+
+def test_an_iteration_of_rollouts_with_two_policies(benchmark: BenchmarkFixture, folder: Path) -> None:
+    """128 rollouts × (3 main turns + 2 × 2 sub-agent turns), 3 to 11 tokens a turn, tool replies of 100 tokens."""
+    setup_rng = np.random.default_rng(0)
+    main_system, sub_system = ids(setup_rng, 60), ids(setup_rng, 50)
+    questions = [ids(setup_rng, 30) for _ in range(QUERIES)]
+    sampled: list[int] = []
+
+    async def turn(
+        client: EmbeddedPolicyClient, context: np.ndarray, name: str, rng: np.random.Generator
+    ) -> np.ndarray:
+        wanted = Sampling(1.0, int(rng.integers(3, 12)), int(rng.integers(2**60)))
+        made = await client.generate(context, wanted, trajectory_id=name)
+        sampled.append(len(made.token_ids))
+        return np.concatenate([context, made.token_ids])
+
+    async def delegate(client: EmbeddedPolicyClient, name: str, rng: np.random.Generator) -> np.ndarray:
+        context = await turn(client, np.concatenate([sub_system, ids(rng, 20)]), name, rng)
+        return (await turn(client, np.concatenate([context, ids(rng, 100)]), name, rng))[-8:]
+
+    async def roll_out(main: EmbeddedPolicyClient, sub: EmbeddedPolicyClient, query: int, rollout: int) -> None:
+        rng, name = np.random.default_rng([query, rollout]), f"{query}/{rollout}"
+        context = np.concatenate([main_system, questions[query]])
+        for call in range(2):
+            context = await turn(main, context, name, rng)
+            context = np.concatenate([context, await delegate(sub, f"{name}/{call}", rng), ids(rng, 4)])
+        await turn(main, context, name, rng)
+
+    async def iteration(main: EmbeddedPolicyClient, sub: EmbeddedPolicyClient) -> None:
+        await asyncio.gather(*[roll_out(main, sub, i % QUERIES, i // QUERIES) for i in range(ROLLOUTS)])
+
+    with EmbeddedPolicyClient("main", CONTEXT) as main, EmbeddedPolicyClient("sub", CONTEXT) as sub:
+
+        def fresh() -> None:
+            main.load(0, folder)
+            sub.load(0, folder)
+            sampled.clear()
+
+        benchmark.pedantic(lambda: asyncio.run(iteration(main, sub)), setup=fresh, rounds=5, warmup_rounds=2)
+    assert len(sampled) == ROLLOUTS * 7
+    rate = sum(sampled) / benchmark.stats.stats.min
+    benchmark.extra_info["tokens_per_second"] = round(rate)
+    print(f"\n{sum(sampled)} tokens in {benchmark.stats.stats.min:.2f} s: {rate:.0f} tokens/s")

@@ -214,6 +214,38 @@ def test_what_could_not_be_stored_is_stored_when_the_store_is_back(store: Path, 
     assert history(store, "a") == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
+def test_an_answer_lost_on_the_way_back_stores_nothing_twice(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = started(store)
+    tracker.log_iteration(IterationRecord(0, {"a": 1.0}))
+    assert tracker._background.wait(60)
+    log_batch = MlflowClient.log_batch
+
+    def stored_but_not_acknowledged(self: MlflowClient, *args: object, **kwargs: object) -> None:
+        log_batch(self, *args, **kwargs)  # type: ignore[arg-type]
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", stored_but_not_acknowledged)
+        tracker.log_iteration(IterationRecord(1, {"a": 2.0}))
+        assert tracker._background.wait(60)
+    assert tracker.troubles == 1
+    tracker.log_iteration(IterationRecord(2, {"a": 3.0}))
+    tracker.finish(Outcome.FINISHED)
+    assert history(store, "a") == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_a_server_that_is_not_there_is_given_up_in_time() -> None:
+    tracker = MlflowTracker("http://127.0.0.1:9", "mgrpo", flush_s=1.0)
+    begin = time.monotonic()
+    tracker.start(RunIdentity("paper", "s3://bucket/runs"), {})
+    tracker.log_iteration(IterationRecord(0, {"a": 1.0}))
+    assert time.monotonic() - begin < 0.5
+    tracker.finish(Outcome.FINISHED)
+    assert time.monotonic() - begin < 5
+    assert tracker.troubles >= 1
+    assert tracker.run_id is None
+
+
 _TRAINING = """
 import sys, time
 from pathlib import Path
