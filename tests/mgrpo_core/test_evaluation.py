@@ -51,6 +51,24 @@ def test_samples_that_spread_alike_in_every_question_count_each() -> None:
     )
 
 
+def half_width(rate: float, count: int, t: float) -> float:
+    k = t**2 / count
+    return math.sqrt(k * rate * (1 - rate) + k * k / 4) / (1 + k)
+
+
+def test_one_sample_a_question_is_wilsons_interval_of_so_many_questions() -> None:
+    result = success_rate({"a": [1], "b": [0], "c": [0], "d": [0], "e": [0]})
+    # p = .2, variance (ddof 1) .2: p (1 - p) / se^2 = .16 / (.2 / 5) = 4, lifted to 5; t of 4 degrees = 2.776445
+    assert (result.high - result.low) / 2 == pytest.approx(half_width(0.2, 5, 2.776445), abs=1e-6)
+
+
+def test_less_spread_than_chance_counts_no_sample_twice() -> None:
+    scores = {question: [1, 0, 0, 0] for question in "abcd"} | {"e": [1, 1, 0, 0], "f": [0, 0, 0, 0]}
+    result = success_rate(scores)
+    # p = .25, variance 2 * .25^2 / 5 = .025: p (1 - p) / se^2 = .1875 / (.025 / 6) = 45, but there are 24 samples
+    assert (result.high - result.low) / 2 == pytest.approx(half_width(0.25, 24, 2.570582), abs=1e-6)
+
+
 @pytest.mark.parametrize("always", [0.0, 1.0])
 def test_a_rate_of_zero_or_one_has_an_interval_with_a_width(always: float) -> None:
     result = success_rate({question: [always] * 4 for question in "abcdefghij"})
