@@ -7,6 +7,8 @@ from mgrpo_core.errors import ConfigError
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
+_IN_ITERATION = re.compile(r"[^/]+/iterations/\d{8,}(?=/)")
+
 
 def run_folder(run: str) -> str:
     """Folder of a run. Names stay as they are ("007" is "007"): no partition syntax, nothing to guess types from.
@@ -35,12 +37,16 @@ def decoded(segment: str) -> str:
 
 
 def config_file(run: str, sha256: str) -> str:
-    return f"{run_folder(run)}/configs/{sha256}.json"
+    return f"{configs_folder(run)}/{sha256}.json"
 
 
 def run_file(run: str) -> str:
     """Written once, when the run is created: name, first config, schema version."""
     return f"{run_folder(run)}/run.json"
+
+
+def configs_folder(run: str) -> str:
+    return f"{run_folder(run)}/configs"
 
 
 def iterations_folder(run: str) -> str:
@@ -64,8 +70,12 @@ def table_file(run: str, iteration: int, table: str) -> str:
     return f"{iteration_folder(run, iteration)}/{table}.parquet"
 
 
+def trajectories_folder(run: str, iteration: int) -> str:
+    return f"{iteration_folder(run, iteration)}/trajectories"
+
+
 def trajectories_file(run: str, iteration: int, agent: str, shard: int) -> str:
-    return f"{iteration_folder(run, iteration)}/trajectories/{encoded(agent)}-{shard:04d}.parquet"
+    return f"{trajectories_folder(run, iteration)}/{encoded(agent)}-{shard:04d}.parquet"
 
 
 def update_file(run: str, iteration: int, policy: str) -> str:
@@ -74,6 +84,12 @@ def update_file(run: str, iteration: int, policy: str) -> str:
 
 def metrics_file(run: str, iteration: int) -> str:
     return f"{iteration_folder(run, iteration)}/metrics.json"
+
+
+def manifest_beside(path: str) -> str | None:
+    """The manifest that seals a file of an iteration; None for a file outside any iteration."""
+    found = _IN_ITERATION.match(path)
+    return f"{found[0]}/manifest.json" if found else None
 
 
 def manifest_file(run: str, iteration: int) -> str:
@@ -98,6 +114,10 @@ def aside_folder(run: str) -> str:
     return f"{run_folder(run)}/aside"
 
 
+def evaluations_folder(run: str) -> str:
+    return f"{run_folder(run)}/evaluations"
+
+
 def evaluation_file(run: str, after: int, name: str) -> str:
     """Held-out success after so many iterations; `name` is derived from how it was measured."""
-    return f"{run_folder(run)}/evaluations/{after:08d}-{encoded(name)}.json"
+    return f"{evaluations_folder(run)}/{after:08d}-{encoded(name)}.json"

@@ -67,11 +67,17 @@ class CommittedManifest:
 def commit_manifest(files: StoreFiles, manifest: Manifest) -> CommittedManifest:
     """Make the iteration exist.
 
+    What can be checked without reading the tables again is: every file has the size that was written and is the one
+    that this process wrote, every policy version is complete, and the manifest before is the parent.
+
     Raises:
         AlreadyCommittedError: somebody else committed this iteration; theirs stands.
+        TableIntegrityError: what the manifest names is not what is there; nothing is committed.
     """
     data = manifest.to_bytes()
     path = layout.manifest_file(manifest.run, manifest.iteration)
+    if not files.exists(path):  # else the error below says it better
+        _check_before(files, manifest)
     try:
         ref = files.create(path, data)
     except FileExistsError as error:
@@ -79,11 +85,41 @@ def commit_manifest(files: StoreFiles, manifest: Manifest) -> CommittedManifest:
             f"{files.uri(path)}: iteration {manifest.iteration} of run {manifest.run!r} is committed already, by "
             "another process or an earlier attempt. Theirs stands; start again to continue after it."
         ) from error
+    files.forget(layout.iteration_folder(manifest.run, manifest.iteration))
     return CommittedManifest(manifest, ref.sha256)
 
 
+def _check_before(files: StoreFiles, manifest: Manifest) -> None:
+    where = f"iteration {manifest.iteration} of run {manifest.run!r}"
+    folder = layout.iteration_folder(manifest.run, manifest.iteration)
+    for name, ref in manifest.files.items():
+        if ref.path != f"{folder}/{name}":
+            raise TableIntegrityError(f"{where}: {name} is at {ref.path}, expected {folder}/{name}. Nothing committed.")
+        if (change := files.changed_since_written(ref)) is not None:
+            raise TableIntegrityError(
+                f"{files.uri(ref.path)}: {change}. Two processes may be writing {where}; nothing was committed. "
+                "Stop one of them, and start again."
+            )
+    for policy, step in manifest.policies.items():
+        record = layout.version_file(manifest.run, step.folder, step.to_version)
+        if hashlib.sha256(files.read(record)).hexdigest() != step.sha256:
+            raise TableIntegrityError(
+                f"{files.uri(record)}: is another version {step.to_version} of policy {policy!r} than {where} made. "
+                "Nothing was committed; start again."
+            )
+    if manifest.iteration:
+        before = hashlib.sha256(files.read(layout.manifest_file(manifest.run, manifest.iteration - 1))).hexdigest()
+    else:
+        before = None
+    if before != manifest.parent_sha256:
+        raise TableIntegrityError(
+            f"{where}: its parent is {(manifest.parent_sha256 or 'none')[:12]}, the manifest before it is "
+            f"{(before or 'none')[:12]}. The run went on in another process; nothing was committed. Start again."
+        )
+
+
 def is_committed(files: StoreFiles, run: str, iteration: int) -> bool:
-    """Whether the iteration exists: one request, no listing."""
+    """Whether the iteration exists: one look, no listing of iterations."""
     return iteration >= 0 and files.exists(layout.manifest_file(run, iteration))
 
 

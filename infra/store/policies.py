@@ -3,13 +3,16 @@
 import hashlib
 import json
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.store import layout
 from infra.store.files import FileRef, StoreFiles
-from mgrpo_core.errors import TableIntegrityError
+from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, TableIntegrityError
+
+VERSION_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,28 @@ def publish_version(
     parent_sha256: str | None,
     inputs_sha256: str,
 ) -> PolicyVersion:
-    """Upload a local folder as a version; its version.json last. Nothing is overwritten.
+    """Upload a local folder, all levels, as a version; its version.json last. Nothing is overwritten.
 
-    A complete version from the same inputs is returned as it is. One from other inputs, which no manifest can name yet,
-    is moved aside first; so is what a killed upload left.
+    A sound version from the same inputs is returned as it is: no second optimiser step. One from other inputs, which no
+    manifest can name yet, is moved aside first; so is a damaged one, and what a killed upload left.
+
+    Raises:
+        AlreadyCommittedError: another process finished this version from other inputs meanwhile; theirs stands.
+        TableIntegrityError: the local folder is empty.
     """
-    there = find_version(files, run, policy, folder, version)
+    there = find_sound_version(files, run, policy, folder, version)
     if there is not None and there.inputs_sha256 == inputs_sha256:
         return there
     place = layout.policy_folder(run, folder, version)
     if files.exists(place):
         files.move_aside(place, layout.aside_folder(run))
-    uploaded = {
-        path.name: files.upload(path, f"{place}/{path.name}") for path in sorted(scratch.iterdir()) if path.is_file()
-    }
+    found = {path.relative_to(scratch).as_posix(): path for path in sorted(scratch.rglob("*")) if path.is_file()}
+    if not found:
+        raise TableIntegrityError(f"{scratch}: holds no file, expected the weights of policy {policy!r}. Save them.")
+    uploaded = {name: files.upload(path, f"{place}/{name}") for name, path in found.items()}
+    files.forget(place)
     record: dict[str, Any] = {
+        "schema_version": VERSION_SCHEMA,
         "policy": policy,
         "folder": folder,
         "version": version,
@@ -67,15 +77,28 @@ def publish_version(
     data = (json.dumps(record, sort_keys=True, indent=1) + "\n").encode()
     try:
         files.create(layout.version_file(run, folder, version), data)
-    except FileExistsError:
-        # Another process finished the same version meanwhile; the winner's record counts, and must be of these inputs.
-        winner = find_version(files, run, policy, folder, version)
+    except FileExistsError as error:
+        winner = find_sound_version(files, run, policy, folder, version)
         if winner is None or winner.inputs_sha256 != inputs_sha256:
-            raise
+            raise AlreadyCommittedError(
+                f"{files.uri(place)}: another process wrote version {version} of policy {policy!r} meanwhile, from "
+                "other inputs. Two processes train this run; stop one of them, and start again."
+            ) from error
         return winner
     return PolicyVersion(
         policy, folder, version, hashlib.sha256(data).hexdigest(), parent_sha256, inputs_sha256, uploaded
     )
+
+
+def find_sound_version(files: StoreFiles, run: str, policy: str, folder: str, version: int) -> PolicyVersion | None:
+    """The version if it is complete and every byte is as its record says, else None."""
+    try:
+        found = find_version(files, run, policy, folder, version)
+    except SchemaVersionError:
+        raise
+    except TableIntegrityError:
+        return None
+    return None if found is None or version_faults(files, found) else found
 
 
 def find_version(files: StoreFiles, run: str, policy: str, folder: str, version: int) -> PolicyVersion | None:
@@ -83,6 +106,7 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
 
     Raises:
         TableIntegrityError: its record cannot be read, or is of another policy or version.
+        SchemaVersionError: written by a newer mgrpo.
     """
     path = layout.version_file(run, folder, version)
     if not files.exists(path):
@@ -90,6 +114,12 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
     data = files.read(path)
     try:
         raw = json.loads(data)
+        schema_version = int(raw.pop("schema_version", 1))
+        if schema_version > VERSION_SCHEMA:
+            raise SchemaVersionError(
+                f"{files.uri(path)}: record version {schema_version}, this mgrpo reads up to {VERSION_SCHEMA}. "
+                "Install a newer mgrpo."
+            )
         raw["files"] = {name: FileRef(**ref) for name, ref in raw["files"].items()}
         found = PolicyVersion(sha256=hashlib.sha256(data).hexdigest(), **raw)
     except (ValueError, TypeError, KeyError) as error:
@@ -99,6 +129,12 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
             f"{files.uri(path)}: is version {found.version} of policy {found.policy!r}, expected version {version} of "
             f"{policy!r}. The folder was moved; restore the right one."
         )
+    place = layout.policy_folder(run, folder, version)
+    for name, ref in found.files.items():
+        if ".." in PurePosixPath(name).parts or ref.path != f"{place}/{name}":
+            raise TableIntegrityError(
+                f"{files.uri(path)}: names the file {name!r} at {ref.path}, outside its folder. Restore the record."
+            )
     return found
 
 
@@ -136,24 +172,33 @@ def fetch_version(files: StoreFiles, found: PolicyVersion, cache: Path) -> Path:
     Raises:
         TableIntegrityError: a file differs from its record.
     """
-    faults = version_faults(files, found) if files.is_local else []
-    place = next(iter(found.files.values())).path.rsplit("/", 1)[0]
-    target = files.local(place) or cache / found.folder / f"{found.version:08d}-{found.sha256[:12]}"
-    if not files.is_local and not target.exists():
-        partial = target.with_name(target.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, ref in found.files.items():
-            local = partial / name
-            files.fs.get_file(files.full(ref.path), str(local))
-            with local.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            if sha256 != ref.sha256:
-                faults.append(
-                    f"{files.uri(ref.path)}: downloaded sha256 {sha256[:12]}, its record says {ref.sha256[:12]}."
-                )
-        if not faults:
+    place = next(iter(found.files.items()))
+    folder = place[1].path.removesuffix(f"/{place[0]}")
+    if (local := files.local(folder)) is not None:
+        if faults := version_faults(files, found):
+            raise TableIntegrityError("\n".join(faults))
+        return local
+    target = cache / found.folder / f"{found.version:08d}-{found.sha256[:12]}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A folder of its own: several ranks of one machine may download the same version.
+        partial = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
+        try:
+            _download(files, found, partial)
             partial.rename(target)
-    if faults:
-        raise TableIntegrityError("\n".join(faults))
+        except OSError:
+            if not target.exists():  # else another process was first, with the same verified bytes
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _download(files: StoreFiles, found: PolicyVersion, target: Path) -> None:
+    for name, ref in found.files.items():
+        sha256 = files.download(ref.path, target / name)
+        if sha256 != ref.sha256:
+            raise TableIntegrityError(
+                f"{files.uri(ref.path)}: downloaded sha256 {sha256[:12]}, its record says {ref.sha256[:12]}. "
+                f"{name} changed after it was written; restore it."
+            )

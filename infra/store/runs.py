@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.store import layout
 from infra.store.files import StoreFiles
-from infra.store.manifests import CommittedManifest, newest_committed, read_manifest
+from infra.store.manifests import CommittedManifest, is_committed, newest_committed, read_manifest
 from infra.store.policies import require_version, version_faults
 from mgrpo_core.config import RunConfig
 from mgrpo_core.errors import RunConflictError, SchemaVersionError, StoreError, TableIntegrityError
@@ -78,14 +78,20 @@ def create_or_open_run(
         StoreNotWritableError: before anything else is done.
         RunConflictError: the name is in use with a config that decides other weights.
     """
-    files.probe_writable(layout.run_folder(name))
-    record = {"name": name, "schema_version": RUN_VERSION, "lineage_sha256": config.lineage_sha256()}
+    files.probe(layout.run_folder(name))
+    data = config.canonical_json().encode()
+    config_sha256 = hashlib.sha256(data).hexdigest()
+    record = {
+        "name": name,
+        "schema_version": RUN_VERSION,
+        "config_sha256": config_sha256,
+        "lineage_sha256": config.lineage_sha256(),
+    }
     try:
         files.create(layout.run_file(name), (json.dumps(record, sort_keys=True, indent=1) + "\n").encode())
     except FileExistsError:
         _check_lineage(files, name, config, accept_config_change)
-    data = config.canonical_json().encode()
-    path = layout.config_file(name, hashlib.sha256(data).hexdigest())
+    path = layout.config_file(name, config_sha256)
     if not files.exists(path):
         files.write(path, data)
     return StoredRun(files, name)
@@ -94,16 +100,13 @@ def create_or_open_run(
 def newest_config(run: StoredRun) -> RunConfig:
     """The config of the newest iteration, or of the run's creation before there is one.
 
-    Raises: StoreError if none is kept.
+    Raises: TableIntegrityError if it is missing.
     """
     newest = newest_committed(run.files, run.name)
     if newest >= 0:
         sha256 = read_manifest(run.files, run.name, newest).manifest.config_sha256
         return read_config(run, sha256)
-    names = run.files.names(f"{run.name}/configs")
-    if not names:
-        raise StoreError(f"{run.uri}: holds no config. Start it with `mgrpo train`.")
-    return read_config(run, names[0].removesuffix(".json"))
+    return read_config(run, _record(run.files, run.name).get("config_sha256", "none"))
 
 
 def read_config(run: StoredRun, sha256: str) -> RunConfig:
@@ -118,18 +121,31 @@ def read_config(run: StoredRun, sha256: str) -> RunConfig:
 def resume_point(run: StoredRun) -> ResumePoint:
     """The newest iteration whose manifest and policies verify; what is later is set aside, never deleted.
 
-    Only the newest is checked byte by byte; `verify` checks them all.
+    Only the newest is checked byte by byte; `verify_run` checks them all. Clears what a kill right after a commit left
+    in staging.
+
+    Raises:
+        TableIntegrityError: version 0 of a policy is damaged: there is nothing to go back to.
+        SchemaVersionError: a newer mgrpo wrote the run.
     """
-    warnings: list[str] = []
-    iteration = newest_committed(run.files, run.name)
+    files, warnings = run.files, list[str]()
+    iteration = newest_committed(files, run.name)
+    for later in _behind_a_gap(run, iteration):
+        aside = _set_aside(run, layout.iteration_folder(run.name, later))
+        warnings.append(f"iteration {iteration + 1} is missing; iteration {later} behind it was moved to {aside}.")
     while iteration >= 0:
-        faults = _faults(run, iteration)
-        if not faults:
+        damage = _damage(run, iteration)
+        if not damage:
+            files.remove_folder(layout.staging_folder(run.name, iteration))
             break
-        aside = run.files.move_aside(layout.iteration_folder(run.name, iteration), layout.aside_folder(run.name))
-        warnings.append(f"iteration {iteration} is damaged and was moved to {run.files.uri(aside)}: {' '.join(faults)}")
+        aside = _set_aside(run, layout.iteration_folder(run.name, iteration))
+        for version in sorted({one.version_folder for one in damage if one.version_folder}):
+            if files.exists(version):
+                _set_aside(run, version)
+        what = " ".join(one.what for one in damage)
+        warnings.append(f"iteration {iteration} is damaged and was moved to {aside}: {what}")
         iteration -= 1
-    newest = read_manifest(run.files, run.name, iteration) if iteration >= 0 else None
+    newest = read_manifest(files, run.name, iteration) if iteration >= 0 else None
     return ResumePoint(iteration + 1, newest, tuple(warnings))
 
 
@@ -141,31 +157,60 @@ def policy_versions(config: RunConfig, newest: CommittedManifest | None) -> Mapp
     return {name: steps[name].to_version if name in steps else 0 for name in config.policies}
 
 
-def _faults(run: StoredRun, iteration: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Damage:
+    """What is wrong with an iteration, and which policy version cannot be used again because of it."""
+
+    what: str
+    version_folder: str | None = None
+
+
+def _damage(run: StoredRun, iteration: int) -> list[_Damage]:
     try:
         manifest = read_manifest(run.files, run.name, iteration).manifest
-        faults = []
-        for policy, step in manifest.policies.items():
+    except TableIntegrityError as error:
+        return [_Damage(str(error))]
+    damage: list[_Damage] = []
+    for policy, step in manifest.policies.items():
+        faults: list[str]
+        try:
             version = require_version(run.files, run.name, policy, step.folder, step.to_version)
+            faults = version_faults(run.files, version)
             if version.sha256 != step.sha256:
                 faults.append(f"policy {policy!r} version {step.to_version} is another than the manifest's.")
-            faults.extend(version_faults(run.files, version))
-        return faults
-    except SchemaVersionError:
-        raise  # not damage: a newer mgrpo wrote it
-    except TableIntegrityError as error:
-        return [str(error)]
+        except TableIntegrityError as error:
+            faults = [str(error)]
+        if faults and step.to_version == 0:
+            raise TableIntegrityError(
+                f"version 0 of policy {policy!r} is damaged, and every iteration stands on it: {' '.join(faults)} "
+                "Nothing was changed."
+            )
+        folder = layout.policy_folder(run.name, step.folder, step.to_version)
+        damage.extend(_Damage(fault, folder) for fault in faults)
+    return damage
+
+
+def _behind_a_gap(run: StoredRun, newest: int) -> list[int]:
+    """Iterations that can no longer be reached because one before them is missing.
+
+    Looks at newest + 2, + 3, + 5, + 9, …: any gap with at least as many iterations behind it is met, in O(log n)
+    requests; only then are folders listed.
+    """
+    step = 1
+    while step <= 2 * (newest + 2):
+        if is_committed(run.files, run.name, newest + 1 + step):
+            names = run.files.names(layout.iterations_folder(run.name))
+            return [int(name) for name in names if name.isdecimal() and int(name) > newest + 1]
+        step *= 2
+    return []
+
+
+def _set_aside(run: StoredRun, path: str) -> str:
+    return run.files.uri(run.files.move_aside(path, layout.aside_folder(run.name)))
 
 
 def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool) -> None:
-    path = layout.run_file(name)
-    try:
-        record = json.loads(files.read(path))
-        version, lineage = int(record["schema_version"]), record["lineage_sha256"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise TableIntegrityError(f"{files.uri(path)}: is no run record ({error}). Restore it.") from error
-    if version > RUN_VERSION:
-        raise SchemaVersionError(f"{files.uri(path)}: version {version}, this mgrpo reads up to {RUN_VERSION}.")
+    lineage = _record(files, name)["lineage_sha256"]
     newest = newest_committed(files, name)
     if newest >= 0:
         lineage = read_manifest(files, name, newest).manifest.lineage_sha256
@@ -175,6 +220,28 @@ def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool
             f"{config.lineage_sha256()[:12]}). Give the config it was started with, another name with --run, or "
             "--accept-config-change to continue it under this one."
         )
+
+
+def _record(files: StoreFiles, name: str) -> dict[str, str]:
+    """What `run.json` says of the run's creation."""
+    path = layout.run_file(name)
+    data = files.read(path)
+    try:
+        raw = json.loads(data)
+        version = int(raw["schema_version"])
+        record = {key: str(value) for key, value in raw.items()}
+        found, _ = record["name"], record["lineage_sha256"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise TableIntegrityError(f"{files.uri(path)}: is no run record ({error}). Restore it.") from error
+    if version > RUN_VERSION:
+        raise SchemaVersionError(
+            f"{files.uri(path)}: version {version}, this mgrpo reads up to {RUN_VERSION}. Install a newer mgrpo."
+        )
+    if record["name"] != name:
+        raise TableIntegrityError(
+            f"{files.uri(path)}: is of run {record['name']!r}. The folder was renamed; undo that."
+        )
+    return record
 
 
 def _is_run(files: StoreFiles, name: str) -> bool:

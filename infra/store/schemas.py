@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mgrpo_core.errors import SchemaVersionError, TableIntegrityError
 
-_TABLE, _VERSION = b"mgrpo.table", b"mgrpo.schema_version"
+_TABLE, _VERSION, _PATH = b"mgrpo.table", b"mgrpo.schema_version", b"mgrpo.path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class TableSchema:
         """The columns with name and version in the metadata, as written to files."""
         return self.columns.with_metadata({_TABLE: self.name.encode(), _VERSION: str(self.version).encode()})
 
+    def arrow_at(self, path: str) -> pa.Schema:
+        """The same, and which file of the store this is (run and iteration are in its path)."""
+        schema = self.arrow
+        return schema.with_metadata({**schema.metadata, _PATH: path.encode()})
+
     def check(self, found: pa.Schema, where: str) -> None:
         """Accept a file's schema, of this version or an older one.
 
@@ -37,7 +42,10 @@ class TableSchema:
         name = metadata.get(_TABLE, b"?").decode()
         if name != self.name:
             raise TableIntegrityError(f"{where}: holds the table {name!r}, expected {self.name!r}. Restore the file.")
-        version = int(metadata.get(_VERSION, b"0"))
+        digits = metadata.get(_VERSION, b"").decode()
+        if not digits.isdecimal():
+            raise TableIntegrityError(f"{where}: its schema version is {digits!r}, no number. Restore the file.")
+        version = int(digits)
         if version > self.version:
             raise SchemaVersionError(
                 f"{where}: schema version {version} of {self.name!r}, this mgrpo reads up to {self.version}. "

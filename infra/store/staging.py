@@ -1,7 +1,10 @@
 """Finished query groups, kept as they finish, so that a killed iteration loses only what was in flight."""
 
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,27 +15,33 @@ from infra.store.schemas import TRAJECTORIES
 from infra.store.tables import FILE_BYTES, TableWriter, read_table, table_writer, write_table
 from infra.store.trajectory_rows import trajectories_table
 from mgrpo_core.errors import TableIntegrityError
-from mgrpo_core.trajectories import Rollout
+from mgrpo_core.trajectories import Rollout, Trajectory
+
+_READERS = 16  # requests in flight: an object store answers each in tens of milliseconds
 
 
 def stage_group(files: StoreFiles, run: str, iteration: int, position: int, rollouts: Sequence[Rollout]) -> FileRef:
     """Keep a query's rollouts, all agents in one file, sorted by rollout and agent path. Staging again replaces it."""
-    rows = [(position, trajectory) for rollout in rollouts for trajectory in rollout.trajectories]
+    trajectories = sorted((one for rollout in rollouts for one in rollout.trajectories), key=_order)
+    rows = [(position, one) for one in trajectories]
     path = layout.staged_group(run, iteration, position)
     return write_table(files, path, TRAJECTORIES, trajectories_table(rows))
 
 
 def staged_positions(files: StoreFiles, run: str, iteration: int) -> set[int]:
     """Positions of the queries whose groups are staged; a file that cannot be read is not counted."""
-    found = set()
-    for name in files.names(layout.staging_folder(run, iteration)):
-        position = int(name.removesuffix(".parquet"))
+    names = files.names(layout.staging_folder(run, iteration))
+    positions = [int(stem) for stem in (name.removesuffix(".parquet") for name in names) if stem.isdecimal()]
+
+    def whole(position: int) -> bool:
         try:
-            read_table(files, layout.staged_group(run, iteration, position), TRAJECTORIES, ["trajectory_id"])
+            _read_group(files, run, iteration, position, ["trajectory_id"])
         except TableIntegrityError:
-            continue
-        found.add(position)
-    return found
+            return False
+        return True
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        return {position for position, sound in zip(positions, readers.map(whole, positions), strict=True) if sound}
 
 
 def materialize(
@@ -46,50 +55,87 @@ def materialize(
         TableIntegrityError: a group is missing, names an unknown agent, or a trajectory comes twice.
     """
     seen: set[str] = set()
-    with ExitStack() as open_files:
-        merged = {agent: _Shards(open_files, files, (run, iteration, agent)) for agent in agents}
+    with ExitStack() as stack:
+        merged = {agent: stack.enter_context(_Shards(files, (run, iteration, agent))) for agent in agents}
         for position in sorted(positions):
-            path = layout.staged_group(run, iteration, position)
-            group = read_table(files, path, TRAJECTORIES)
+            group = _read_group(files, run, iteration, position)
+            where = files.uri(layout.staged_group(run, iteration, position))
             ids = group.column("trajectory_id").to_pylist()
-            twice = seen.intersection(ids)
-            if twice or len(set(ids)) != len(ids):
+            twice = seen.intersection(ids) or {one for one, times in Counter(ids).items() if times > 1}
+            if twice:
                 raise TableIntegrityError(
-                    f"{files.uri(path)}: trajectory {min(twice or ids)} comes twice. Remove the file, and start again."
+                    f"{where}: trajectory {min(twice)} comes twice. Remove the file, and start again."
                 )
             seen.update(ids)
             agent_of_row = np.array(group.column("agent").to_pylist(), dtype=object)
-            strangers = set(agent_of_row) - set(agents)
+            there = sorted(set(agent_of_row))
+            strangers = set(there) - set(agents)
             if strangers:
                 raise TableIntegrityError(
-                    f"{files.uri(path)}: has a trajectory of {min(strangers)!r}, which is no agent of this run "
+                    f"{where}: has a trajectory of {min(strangers)!r}, which is no agent of this run "
                     f"({', '.join(agents)}). Remove the iteration's staging folder and start it again."
                 )
-            for agent in sorted(set(agent_of_row)):
+            for agent in there:
                 merged[agent].write(group.take(np.flatnonzero(agent_of_row == agent)))
-    return {agent: shards.refs for agent, shards in merged.items()}
+    refs = {agent: shards.refs for agent, shards in merged.items()}
+    _drop_others(files, layout.trajectories_folder(run, iteration), {ref.path for of in refs.values() for ref in of})
+    return refs
+
+
+def _order(one: Trajectory) -> tuple[int, list[tuple[int, str]]]:
+    """Rollouts in order; parents before children, invocations by number (as text "10" comes before "2")."""
+    return one.key.rollout_index, [(step.call_index, step.agent) for step in one.key.path]
+
+
+def _read_group(
+    files: StoreFiles, run: str, iteration: int, position: int, columns: Sequence[str] | None = None
+) -> pa.Table:
+    path = layout.staged_group(run, iteration, position)
+    place = {"run": run, "iteration": iteration, "query_position": position}
+    group = read_table(files, path, TRAJECTORIES, None if columns is None else [*columns, *place])
+    for name, expected in place.items():
+        found = set(group.column(name).unique().to_pylist()) - {expected}
+        if found:
+            raise TableIntegrityError(
+                f"{files.uri(path)}: holds {name} {min(found)!r}, expected {expected!r}. The file was moved here; "
+                "remove it, and start again."
+            )
+    return group
+
+
+def _drop_others(files: StoreFiles, folder: str, kept: set[str]) -> None:
+    """Shards of an earlier attempt that was larger: no manifest names them, but a glob over the folder would."""
+    for name in files.names(folder):
+        if f"{folder}/{name}" not in kept:
+            files.remove(f"{folder}/{name}")
 
 
 class _Shards:
-    """One agent's table while it is written: a new file whenever one is full."""
+    """One agent's table while it is written: a file is closed when full, and the next begun."""
 
-    def __init__(self, open_files: ExitStack, files: StoreFiles, place: tuple[str, int, str]) -> None:
-        self._open_files = open_files
+    def __init__(self, files: StoreFiles, place: tuple[str, int, str]) -> None:
         self._files = files
         self._place = place
-        self._writers: list[TableWriter] = []
-        self._writers.append(self._next())
+        self._stack = ExitStack()
+        self._writer: TableWriter
+        self.refs: list[FileRef] = []
+
+    def __enter__(self) -> "_Shards":
+        self._open()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        if error[0] is None:
+            self.refs.append(self._writer.ref)
 
     def write(self, rows: pa.Table) -> None:
-        if self._writers[-1].bytes >= FILE_BYTES:
-            self._writers.append(self._next())
-        self._writers[-1].write(rows)
+        if self._writer.rows and self._writer.bytes + rows.nbytes > FILE_BYTES:
+            self._stack.close()
+            self.refs.append(self._writer.ref)
+            self._open()
+        self._writer.write(rows)
 
-    @property
-    def refs(self) -> list[FileRef]:
-        """Of all shards, once their files are closed."""
-        return [writer.ref for writer in self._writers]
-
-    def _next(self) -> TableWriter:
-        path = layout.trajectories_file(*self._place, len(self._writers))
-        return self._open_files.enter_context(table_writer(self._files, path, TRAJECTORIES))
+    def _open(self) -> None:
+        path = layout.trajectories_file(*self._place, len(self.refs))
+        self._writer = self._stack.enter_context(table_writer(self._files, path, TRAJECTORIES))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,28 +21,53 @@ def table_of(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
     """A table from one sequence or array a column, converted by the schema alone.
 
     Raises:
-        TableIntegrityError: a value does not fit its column: text with no UTF-8 form, a bool where a number is meant,
-            null in a required column.
+        TableIntegrityError: a column is missing or unknown, or a value does not fit its column: text with no UTF-8
+            form, a bool where a number is meant, NaN or infinity where null is meant, null in a required column.
     """
+    if set(columns) != set(schema.columns.names):
+        raise TableIntegrityError(
+            f"{schema.name}: columns {sorted(set(columns) ^ set(schema.columns.names))} are missing or unknown. "
+            f"Give exactly {schema.columns.names}."
+        )
     arrays = []
     for field in schema.columns:
         values = columns[field.name]
-        if pa.types.is_floating(field.type) and any(isinstance(value, bool) for value in values):
+        if pa.types.is_floating(field.type) and _has_bool(values):
             raise TableIntegrityError(
                 f"{schema.name}.{field.name}: a bool among numbers. Convert it on purpose, float(value)."
             )
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
+            array.validate()
         except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
             raise TableIntegrityError(f"{schema.name}.{field.name}: {error}. Expected {field.type}.") from error
         if not field.nullable and array.null_count:
             raise TableIntegrityError(f"{schema.name}.{field.name}: {array.null_count} nulls in a required column.")
+        if pa.types.is_floating(field.type) and not np.isfinite(array.drop_null().to_numpy()).all():
+            # Parquet's min and max leave NaN out: a filtered read would skip the row without a word.
+            raise TableIntegrityError(
+                f"{schema.name}.{field.name}: NaN or infinite. Give None where there is no number."
+            )
         arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=schema.arrow)
+    try:
+        return pa.Table.from_arrays(arrays, schema=schema.arrow)
+    except pa.ArrowException as error:
+        raise TableIntegrityError(f"{schema.name}: {error}. Give columns of one length.") from error
+
+
+def _has_bool(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.dtype == np.bool_
+    return any(isinstance(value, bool | np.bool_) for value in values)
 
 
 def write_table(files: StoreFiles, path: str, schema: TableSchema, table: pa.Table) -> FileRef:
-    """Write a whole table; the same rows give the same bytes."""
+    """Write a whole table; the same rows give the same bytes.
+
+    Raises:
+        AlreadyCommittedError: the table's iteration is committed; its files are never replaced.
+        StoreNotWritableError: no space, no permission.
+    """
     with table_writer(files, path, schema) as writer:
         writer.write(table)
     return writer.ref
@@ -59,28 +85,41 @@ class TableWriter:
         self.ref: FileRef
 
     def write(self, table: pa.Table) -> None:
-        """Add rows; a row group is written when enough wait."""
+        """Add rows; a row group is written when the next rows would make it too large."""
         self.rows += table.num_rows
         self.bytes += table.nbytes
-        self._waiting.append(table)
-        self._waiting_bytes += table.nbytes
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
-            self.flush()
+        for part in _parts(table, ROW_GROUP_BYTES):
+            if self._waiting_bytes + part.nbytes > ROW_GROUP_BYTES:
+                self.flush()
+            self._waiting.append(part)
+            self._waiting_bytes += part.nbytes
 
     def flush(self) -> None:
-        """Write what waits as row groups of at most ROW_GROUP_BYTES."""
-        if not self._waiting:
-            return
-        table = pa.concat_tables(self._waiting)
-        rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(1, table.nbytes)))
-        self._writer.write_table(table, row_group_size=rows)
-        self._waiting, self._waiting_bytes = [], 0
+        """Write what waits as one row group."""
+        if self._waiting:
+            table = pa.concat_tables(self._waiting)
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+            self._waiting, self._waiting_bytes = [], 0
+
+
+def _parts(table: pa.Table, limit: int) -> Iterator[pa.Table]:
+    """Slices of at most `limit` bytes in memory, or of one row."""
+    if table.nbytes <= limit or table.num_rows <= 1:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from _parts(table.slice(0, half), limit)
+    yield from _parts(table.slice(half), limit)
 
 
 @contextmanager
 def table_writer(files: StoreFiles, path: str, schema: TableSchema) -> Iterator[TableWriter]:
-    """A writer whose file takes its place when the block ends well. Without rows it has the whole schema."""
-    with files.writing(path) as file, pq.ParquetWriter(file, schema.arrow, **_OPTIONS) as parquet:
+    """A writer whose file takes its place when the block ends well. Without rows it has the whole schema.
+
+    Raises:
+        AlreadyCommittedError: the table's iteration is committed; its files are never replaced.
+    """
+    with files.writing(path) as file, pq.ParquetWriter(file, schema.arrow_at(path), **_OPTIONS) as parquet:
         writer = TableWriter(parquet)
         yield writer
         writer.flush()
@@ -101,7 +140,7 @@ def open_table(files: StoreFiles, path: str, schema: TableSchema) -> Iterator[pq
         raise TableIntegrityError(f"{files.uri(path)}: missing. Restore it, or run the iteration again.") from error
     with handle:
         try:
-            parquet = pq.ParquetFile(handle, page_checksum_verification=True)
+            parquet = pq.ParquetFile(handle, page_checksum_verification=True, pre_buffer=not files.is_local)
         except (pa.ArrowException, OSError) as error:
             raise TableIntegrityError(f"{files.uri(path)}: not a whole Parquet file ({error}). Restore it.") from error
         schema.check(parquet.schema_arrow, files.uri(path))
@@ -120,7 +159,7 @@ def read_table(
         columns: None = all. Name what you need: token columns are nearly all of a trajectory table.
     """
     shards = [paths] if isinstance(paths, str) else list(paths)
-    fields = [field for field in schema.columns if columns is None or field.name in columns]
+    fields = _fields(schema, columns)
     parts = [pa.Table.from_batches([], pa.schema(fields))]
     for path in shards:
         parts.extend(table for table in stream_table(files, path, schema, columns))
@@ -131,7 +170,7 @@ def stream_table(
     files: StoreFiles, path: str, schema: TableSchema, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """The same, a row group at a time."""
-    fields = [field for field in schema.columns if columns is None or field.name in columns]
+    fields = _fields(schema, columns)
     with open_table(files, path, schema) as parquet:
         there = set(parquet.schema_arrow.names)
         names = [field.name for field in fields if field.name in there]
@@ -146,4 +185,19 @@ def stream_table(
                 read.column(field.name) if field.name in there else pa.nulls(read.num_rows, field.type)
                 for field in fields
             ]
+            for field, array in zip(fields, arrays, strict=True):
+                if not field.nullable and array.null_count:
+                    raise TableIntegrityError(
+                        f"{files.uri(path)}: {array.null_count} nulls in the required column {field.name!r}. "
+                        "Restore the file."
+                    )
             yield pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _fields(schema: TableSchema, columns: Sequence[str] | None) -> list[pa.Field]:
+    unknown = set(columns or ()) - set(schema.columns.names)
+    if unknown:
+        raise TableIntegrityError(
+            f"{schema.name} has no column {sorted(unknown)}. It has {', '.join(schema.columns.names)}."
+        )
+    return [field for field in schema.columns if columns is None or field.name in columns]

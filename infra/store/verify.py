@@ -1,14 +1,14 @@
 """Is a run whole? Every file, row and link against the manifests; every fault named, and what is still usable."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from infra.store import layout
 from infra.store.files import FileRef
-from infra.store.manifests import CommittedManifest, newest_committed, read_manifest
-from infra.store.policies import require_version, version_faults
+from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, newest_committed, read_manifest
+from infra.store.policies import PolicyVersion, require_version, version_faults
 from infra.store.runs import StoredRun, read_config
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, QUERIES, REWARDS, TRAJECTORIES, TableSchema
 from infra.store.tables import read_table
@@ -109,6 +109,7 @@ class _Iteration:
         except (TableIntegrityError, ValueError) as error:
             self._fault("config", str(error))
         whole = [self._same_bytes(name, ref) for name, ref in manifest.files.items()]
+        self._strangers(manifest)
         if all(whole):
             self._links(manifest.files)
         self._policies(committed, parent)
@@ -117,7 +118,19 @@ class _Iteration:
     def _fault(self, where: str, what: str) -> None:
         self.faults.append(Fault(self._iteration, where, what))
 
+    def _strangers(self, manifest: Manifest) -> None:
+        """Tables that no manifest names: a query over the folder would read them too."""
+        folder = layout.iteration_folder(manifest.run, manifest.iteration)
+        staging = layout.staging_folder(manifest.run, manifest.iteration)
+        for path in self._run.files.files_below(folder):
+            name = path.removeprefix(f"{folder}/")
+            if name != "manifest.json" and name not in manifest.files and not path.startswith(f"{staging}/"):
+                self._fault(name, "is not in the manifest. Move it out of the run: queries over the folder read it.")
+
     def _same_bytes(self, name: str, ref: FileRef) -> bool:
+        if ref.path != f"{layout.iteration_folder(self._run.name, self._iteration)}/{name}":
+            self._fault(name, f"the manifest places it at {ref.path}, outside this iteration. Restore the manifest.")
+            return False
         try:
             sha256, size = self._run.files.sha256(ref.path)
         except TableIntegrityError as error:
@@ -134,26 +147,33 @@ class _Iteration:
             return False
         return True
 
-    def _table(self, files: dict[str, FileRef], name: str, schema: TableSchema, columns: list[str]) -> pa.Table:
+    def _table(self, files: Mapping[str, FileRef], name: str, schema: TableSchema, columns: list[str]) -> pa.Table:
         table = read_table(self._run.files, files[name].path, schema, columns)
         if table.num_rows != files[name].rows:
             self._fault(name, f"{table.num_rows} rows, the manifest says {files[name].rows}.")
         return table
 
-    def _links(self, refs: object) -> None:
-        files: dict[str, FileRef] = dict(refs)  # type: ignore[call-overload]
+    def _links(self, files: Mapping[str, FileRef]) -> None:
+        missing = [f"{name}.parquet" for name in _SMALL if f"{name}.parquet" not in files]
+        if missing:
+            self._fault("manifest.json", f"names no {', '.join(missing)}. Restore the manifest.")
+            return
         try:
             trajectories: set[str] = set()
+            parents: set[str] = set()
             rows = 0
             queries = set(self._table(files, "queries.parquet", QUERIES, ["query_id"]).column(0).to_pylist())
             for name in files:
                 if name.startswith("trajectories/"):
-                    table = self._table(files, name, TRAJECTORIES, ["trajectory_id", "query_id"])
+                    table = self._table(files, name, TRAJECTORIES, ["trajectory_id", "parent_id", "query_id"])
                     rows += table.num_rows
                     trajectories.update(table.column("trajectory_id").to_pylist())
+                    parents.update(one for one in table.column("parent_id").to_pylist() if one is not None)
                     strangers = set(table.column("query_id").to_pylist()) - queries
                     if strangers:
                         self._fault(name, f"query {min(strangers)!r} is not in queries.parquet.")
+            if orphans := parents - trajectories:
+                self._fault("trajectories", f"{len(orphans)} parents are no trajectory, the first {min(orphans)}.")
             if len(trajectories) != rows:
                 self._fault("trajectories", f"{rows - len(trajectories)} trajectory ids come twice.")
             for table_name in ("rewards", "alignment", "advantages"):
@@ -164,7 +184,7 @@ class _Iteration:
                     self._fault(name, f"{len(strangers)} rows name no trajectory, the first {min(strangers)}.")
                 if table_name != "alignment" and (len(column) != rows or len(set(column)) != rows):
                     self._fault(name, f"{len(column)} rows for {rows} trajectories, expected one each.")
-        except (StoreError, KeyError) as error:
+        except StoreError as error:
             self._fault("tables", f"{type(error).__name__}: {error}")
 
     def _policies(self, committed: CommittedManifest, parent: CommittedManifest | None) -> None:
@@ -184,8 +204,30 @@ class _Iteration:
                 continue
             if version.sha256 != step.sha256:
                 self._fault(where, f"its record is {version.sha256[:12]}, the manifest says {step.sha256[:12]}.")
-            if before is None or step.to_version != before.to_version or self._iteration == 0:
-                for fault in version_faults(run.files, version):
-                    self._fault(where, fault)
-                self.files += len(version.files)
-                self.bytes += sum(ref.bytes for ref in version.files.values())
+            if step.to_version != step.from_version:
+                self._same_version(where, version)
+                self._descent(where, policy, step, version)
+            elif before is None:  # a policy that was never trained: nobody else reads its files here
+                self._same_version(where, version)
+
+    def _same_version(self, where: str, version: PolicyVersion) -> None:
+        for fault in version_faults(self._run.files, version):
+            self._fault(where, fault)
+        self.files += len(version.files)
+        self.bytes += sum(ref.bytes for ref in version.files.values())
+
+    def _descent(self, where: str, policy: str, step: PolicyStep, version: PolicyVersion) -> None:
+        """The version it was made from, and at the start of the chain that one's bytes."""
+        try:
+            source = require_version(self._run.files, self._run.name, policy, step.folder, step.from_version)
+        except TableIntegrityError as error:
+            self._fault(where, str(error))
+            return
+        if version.parent_sha256 != source.sha256:
+            self._fault(
+                where,
+                f"was made from {(version.parent_sha256 or 'none')[:12]}, version {step.from_version} is "
+                f"{source.sha256[:12]}. One of the two was replaced.",
+            )
+        if step.from_version == 0:
+            self._same_version(f"policies/{policy}/0", source)
