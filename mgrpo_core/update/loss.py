@@ -38,8 +38,8 @@ class Denominators:
 class LossBatch:
     """Log-probs of one micro-batch with what they are weighed by. N trajectories in B sequences.
 
-    Values where the mask is False are never read, whatever they are. Gradient flows through `logprobs_BT` and
-    `entropy_BT` only.
+    Values where the mask is False are never read, whatever they are. `logprobs_BT` and `entropy_BT` carry gradient; all
+    other tensors are constants.
 
     Attributes:
         logprobs_BT: log pi(token) under the policy in training, with gradient.
@@ -118,7 +118,7 @@ def policy_loss(batch: LossBatch, denominators: Denominators, settings: LossSett
     surrogate_BT = clipped_surrogate(ratio_BT, advantage_B1, settings.clip)
 
     known_BT = mask_BT & torch.isfinite(batch.sampler_logprobs_BT)
-    gap_BT = torch.where(known_BT, old_BT - _masked(batch.sampler_logprobs_BT, known_BT), 0.0).detach()
+    gap_BT = torch.where(known_BT, old_BT - _masked(batch.sampler_logprobs_BT, known_BT), 0.0)
     correction_BT = importance_correction(gap_BT, batch, settings.correction)
 
     token_loss_BT = correction_BT * surrogate_BT
@@ -198,7 +198,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor, es
 
 
 def importance_correction(gap_BT: Tensor, batch: LossBatch, correction: Correction) -> Tensor:
-    """Detached weight of each token's surrogate, from gap = old - sampler log-prob, 0 where unknown: `Correction`."""
+    """Constant weight of each token's surrogate, from gap = old - sampler log-prob, 0 where unknown: `Correction`."""
     if correction.mode == "none":
         return torch.ones_like(gap_BT)
     level_BT = _mean_over_trajectory(gap_BT, batch) if correction.level == "sequence" else gap_BT

@@ -32,7 +32,7 @@ def ranks(tmp_path_factory) -> list[dict]:
         ]
         try:
             for process in processes:
-                _, messages = process.communicate(timeout=120)
+                _, messages = process.communicate(timeout=240)
                 assert process.returncode == 0, messages
         finally:
             for process in processes:
@@ -40,11 +40,10 @@ def ranks(tmp_path_factory) -> list[dict]:
     return [torch.load(folder / f"out.{rank}", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("case", ["uneven", "one idle"])
-def test_two_ranks_update_as_one_process_does(ranks, case):
-    first, second = (rank[case] for rank in ranks)
+def test_two_ranks_update_as_one_process_does(ranks):
+    first, second = (rank["uneven"] for rank in ranks)
     model = small_policy()
-    trajectories = [one for share in shares(case) for one in share]
+    trajectories = [one for share in shares("uneven") for one in share]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     metrics = asdict(
         policy_gradient(
