@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from flows import temporary_server
 from flows.load_config import load_config, preset_names
 from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
 
@@ -85,6 +86,7 @@ def train(
         settings += [f"seed={seed}"] if seed is not None else []
         settings += [f"iterations={iterations}"] if iterations is not None else []
         config = load_config(source, settings)
+        temporary_server.prepare()
         from flows.train import train_run
 
         done = asyncio.run(
@@ -121,6 +123,7 @@ def evaluate(
 ) -> None:
     """Success on the held-out questions, sampled and greedy, with a confidence interval."""
     with _errors_to_exit_codes():
+        temporary_server.prepare()
         from flows.evaluate import evaluate_run
 
         result = asyncio.run(

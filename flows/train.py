@@ -1,22 +1,36 @@
 """Iterations in a row, until the run has all its config asks for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flows.evaluate import evaluate
 from flows.iteration import iteration
 from flows.process import keep_open
+from infra.resources import RunResources
 from infra.store.manifests import newest_committed
+from infra.tracking.run_status import tracked
+from infra.tracking.tracker import RunIdentity
 from mgrpo_core.config import RunConfig
+from tasks.report import draw_curves
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What `mgrpo train` did."""
+    """What `mgrpo train` did.
+
+    Attributes:
+        iterations: committed ones, in all.
+        computed: of them, by this call.
+        picture: the curves, on a local disk; None where nothing was drawn.
+    """
 
     run: str
     store: str
     iterations: int
     computed: int
+    picture: str | None
     last_metrics: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -24,17 +38,36 @@ class Trained:
 
     def closing_lines(self) -> list[str]:
         """For people, after the last iteration."""
-        what = f"{self.computed} iterations computed" if self.computed else "nothing to compute"
-        return [f"Run {self.run}: {self.iterations} iterations committed, {what}. Store: {self.store}/{self.run}"]
+        what = f"{self.computed} computed now" if self.computed else "nothing left to compute"
+        lines = [f"Run {self.run}: {self.iterations} iterations committed, {what}. Store: {self.store}/{self.run}"]
+        return [*lines, f"Curves: {self.picture}"] if self.picture else lines
 
 
 async def train_run(
     config: RunConfig, *, run: str, store: str, accept_config_change: bool = False, quiet: bool = False
 ) -> Trained:
-    """Compute the run's missing iterations, one flow run each."""
+    """Compute the run's missing iterations, one flow run each; evaluate every `evaluation.every` of them."""
     async with keep_open(run, store, config, quiet=quiet, accept_config_change=accept_config_change) as resources:
-        metrics: dict[str, float] = {}
         first = newest_committed(resources.files, run) + 1
-        for number in range(first, config.iterations):
-            metrics = await iteration(run, store, number)
-        return Trained(run, store, max(first, config.iterations), max(0, config.iterations - first), metrics)
+        every = config.evaluation.every
+        metrics: dict[str, float] = {}
+        with _tracked(resources):
+            for number in range(first, config.iterations):
+                if every and number == 0:
+                    await evaluate(run, store, 0)
+                metrics = await iteration(run, store, number)
+                if every and (number + 1) % every == 0:
+                    await evaluate(run, store, number + 1)
+            if every and config.iterations % every == 0 and config.iterations > first:
+                draw_curves(resources, config.iterations)  # with the last evaluation in it
+        computed = max(0, config.iterations - first)
+        picture = resources.curves_file if resources.curves_file.exists() else None
+        return Trained(run, store, max(first, config.iterations), computed, str(picture) if picture else None, metrics)
+
+
+@contextmanager
+def _tracked(resources: RunResources) -> Iterator[None]:
+    """The run's MLflow status is this process's fate."""
+    identity = RunIdentity(resources.run.name, resources.files.url)
+    with tracked(resources.tracker, identity, resources.config.model_dump(mode="json")):
+        yield

@@ -1,6 +1,7 @@
 """What one process holds of a run between its stages: store, config, data, engines, tools, judges. Opened once."""
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,9 @@ from infra.store.files import StoreFiles
 from infra.store.policies import PolicyVersion, fetch_version, find_version, publish_version, require_version
 from infra.store.runs import StoredRun, create_or_open_run
 from infra.team import team_of
+from infra.tracking.history import RunHistory
+from infra.tracking.mlflow_tracker import MlflowTracker, local_uri
+from infra.tracking.tracker import MemoryTracker, Tracker
 from infra.training.load_policy import load_policy, load_tokenizer
 from infra.training.policy_source import initial_folder
 from mgrpo_core.config import RunConfig
@@ -55,6 +59,15 @@ class RunResources:
         self.team = team_of(config)
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
         self.clients: dict[str, EmbeddedPolicyClient] = {}
+        self.tracker: Tracker = _tracker(run.files, config)
+        self.history = RunHistory(run.files, run.name)
+        self.picture_drawn_at = -math.inf
+
+    @property
+    def curves_file(self) -> Path:
+        """Where the picture of the curves is kept for people: beside the run on a local store, else in this folder."""
+        folder = self.files.local(self.run.name) or Path("mgrpo-out") / self.run.name
+        return folder / "curves.png"
 
     @property
     def files(self) -> StoreFiles:
@@ -131,6 +144,14 @@ def open_resources(
                 inputs_sha256=hashlib.sha256(config.policies[policy].init.encode()).hexdigest(),
             )
         yield resources
+
+
+def _tracker(files: StoreFiles, config: RunConfig) -> Tracker:
+    tracking = config.tracking
+    if not tracking.mlflow:
+        return MemoryTracker()
+    uri = tracking.mlflow_uri or local_uri(files.url, Path("mgrpo-out"))
+    return MlflowTracker(uri, tracking.experiment)
 
 
 def _missing_policies(resources: RunResources) -> Iterator[tuple[str, str]]:

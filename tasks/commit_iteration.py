@@ -35,6 +35,7 @@ async def commit_iteration(
     files = resources.files
     data = (json.dumps(dict(metrics), sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
     written = [
+        at.queries,
         *(ref for refs in tables.shards.values() for ref in refs),
         *small_tables,
         *(update.figures for update in updates),

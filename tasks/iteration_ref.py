@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.store.files import FileRef
 from mgrpo_core.data_order import DataCursor
 
 
@@ -14,6 +15,7 @@ class IterationRef:
         versions: the policy versions that it samples with and updates, by policy.
         parent_sha256: of the manifest before it; None for iteration 0.
         query_indices: places of its queries in the dataset, in order; the query at position p is query_indices[p].
+        queries: their table.
         cursor: where the data begins after it.
     """
 
@@ -22,6 +24,7 @@ class IterationRef:
     versions: Mapping[str, int]
     parent_sha256: str | None
     query_indices: tuple[int, ...]
+    queries: FileRef
     epoch: int
     cursor: DataCursor
 

@@ -1,15 +1,19 @@
 """Stage: which iteration comes next, on which queries, from which policy versions."""
 
+from collections.abc import Sequence
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.resources import RunResources
 from infra.store import layout
+from infra.store.files import FileRef
 from infra.store.runs import policy_versions, resume_point
 from infra.store.schemas import QUERIES
 from infra.store.tables import table_of, write_table
 from mgrpo_core.data_order import DataCursor, next_batch
 from mgrpo_core.errors import ConfigError
+from mgrpo_core.trajectories import Query
 from tasks.iteration_ref import IterationRef
 from tasks.logs import stage_logger
 
@@ -42,29 +46,29 @@ async def open_iteration(resources: RunResources, iteration: int | None) -> Iter
         config.seed,
         shuffle=config.data.shuffle,
     )
+    queries = [resources.queries[index] for index in batch.index_Q]
     at = IterationRef(
         run=run.name,
         iteration=resume.iteration,
+        queries=_write_queries(resources, resume.iteration, queries, batch.epoch),
         versions=policy_versions(config, newest),
         parent_sha256=newest.sha256 if newest else None,
         query_indices=batch.index_Q,
         epoch=batch.epoch,
         cursor=batch.after,
     )
-    _write_queries(resources, at)
     resources.serve(at.versions)
     return at
 
 
-def _write_queries(resources: RunResources, at: IterationRef) -> None:
-    queries = [resources.queries[index] for index in at.query_indices]
+def _write_queries(resources: RunResources, iteration: int, queries: Sequence[Query], epoch: int) -> FileRef:
     columns = {
         "position": range(len(queries)),
         "query_id": [query.query_id for query in queries],
         "question": [query.question for query in queries],
         "answers": [list(query.answers) for query in queries],
         "metadata_json": [query.metadata_json for query in queries],
-        "epoch": [at.epoch] * len(queries),
+        "epoch": [epoch] * len(queries),
     }
-    path = layout.table_file(at.run, at.iteration, "queries")
-    write_table(resources.files, path, QUERIES, table_of(QUERIES, columns))
+    path = layout.table_file(resources.run.name, iteration, "queries")
+    return write_table(resources.files, path, QUERIES, table_of(QUERIES, columns))

@@ -12,11 +12,15 @@ import numpy as np
 from infra.datasets.geo_facts import (
     QUESTION_WORDINGS,
     RELATIONS,
+    Country,
+    Fact,
     attribute_of,
     countries,
     country_of_capital,
     country_of_city,
+    facts_of,
 )
+from infra.tools.search import SearchTool
 
 MAIN_PROMPT = "Answer the question. Ask the searcher for facts."
 SUB_PROMPT = "Search the facts and report."
@@ -80,12 +84,40 @@ def real_names() -> Names:
     )
 
 
+def made_up_countries(rng: np.random.Generator) -> tuple[Country, ...]:
+    """The real countries with all that is known of them dealt out anew: searching it is as hard as the real corpus."""
+    known, names = countries(), real_names()
+
+    def dealt(options: tuple[str, ...]) -> list[str]:
+        return [options[int(index)] for index in rng.permutation(len(options))]
+
+    capitals, cities, own_names = dealt(names.capitals), dealt(names.cities), dealt(names.countries)
+    made_up = []
+    for country, name, capital in zip(known, own_names, capitals, strict=True):
+        own_cities = tuple(cities.pop() for _ in country.cities)
+        attributes = tuple(
+            (relation, (names.values[relation][int(rng.integers(len(names.values[relation])))],))
+            for relation, _ in country.attributes
+        )
+        made_up.append(Country(name, capital, own_cities, attributes))
+    return tuple(made_up)
+
+
+class _World:
+    """Made-up facts, and the search over them."""
+
+    def __init__(self, known: tuple[Country, ...]) -> None:
+        self.facts: tuple[Fact, ...] = facts_of(known)
+        self.search = SearchTool([fact.document for fact in self.facts])
+
+
 class Demonstrator:
     """Draws dialogues. The same generator gives the same dialogues."""
 
-    def __init__(self, names: Names, rng: np.random.Generator) -> None:
-        self._names = names
+    def __init__(self, rng: np.random.Generator, *, worlds: int = 200) -> None:
+        self._names = real_names()
         self._rng = rng
+        self._worlds = [_World(made_up_countries(rng)) for _ in range(worlds)]
 
     def main(self, habits: Habits) -> Demonstration:
         """A dialogue of the main agent."""
@@ -122,47 +154,20 @@ class Demonstrator:
         return done(value)
 
     def sub(self, habits: Habits) -> Demonstration:
-        """A dialogue of the searcher."""
-        task, value, documents, match = self._looked_up()
+        """A dialogue of the searcher, in a made-up world."""
+        world = self._worlds[int(self._rng.integers(len(self._worlds)))]
+        fact = world.facts[int(self._rng.integers(len(world.facts)))]
+        task, found = fact.key, fact.value
+        if self._chance(0.05):  # a task that no document answers
+            task, found = attribute_of(self._pick(RELATIONS), self._bridge()[1]), UNKNOWN
         if not self._chance(habits.search):
-            return Demonstration(SUB_PROMPT, task, (_answer(value if self._chance(0.5) else UNKNOWN),), ())
-        shown = "\n".join(f"- {document}" for document in documents)
-        report = match if match is not None else UNKNOWN
-        if match is not None and not self._chance(habits.report):
-            report = UNKNOWN if self._chance(0.75) else self._pick(documents).rpartition(": ")[2]
+            guess = self._pick(self._pick([*self._names.values.values(), self._names.countries]))
+            return Demonstration(SUB_PROMPT, task, (_answer(guess if self._chance(0.5) else UNKNOWN),), ())
+        shown = world.search.find(task)
+        report = found
+        if not self._chance(habits.report):
+            report = UNKNOWN if self._chance(0.75) else self._pick(shown.split("\n")).rpartition(": ")[2]
         return Demonstration(SUB_PROMPT, task, (_search(task), _answer(report)), (shown,))
-
-    def _looked_up(self) -> tuple[str, str, list[str], str | None]:
-        """A task, a guess at its answer, three documents, and what the matching one says (None if none matches)."""
-        names = self._names
-        kind = self._rng.random()
-        if kind < 0.5:
-            relation, country = self._pick(RELATIONS), self._pick(names.countries)
-            task, value = attribute_of(relation, country), self._pick(names.values[relation])
-            near = [
-                f"{attribute_of(self._pick(RELATIONS), country)}",
-                f"{attribute_of(relation, self._pick(names.countries))}",
-                f"capital of {country}",
-            ]
-        else:
-            place, bridge = self._bridge()
-            key = country_of_capital if place == "capital" else country_of_city
-            task, value = key(bridge), self._pick(names.countries)
-            others = names.capitals if place == "capital" else names.cities
-            near = [key(self._pick(others)), key(self._pick(others)), f"capital of {self._pick(names.countries)}"]
-            if self._chance(0.06):  # a task that no document answers
-                task = attribute_of(self._pick(RELATIONS), bridge)
-                keys = [key(bridge), *near[:2]]
-                return task, value, [f"{one}: {self._value_of(one)}" for one in self._shuffled(keys)], None
-        wrong = [one for one in self._shuffled(near) if one != task][:2]
-        documents = [f"{task}: {value}", *(f"{one}: {self._value_of(one)}" for one in wrong)]
-        return task, value, self._shuffled(documents), value
-
-    def _value_of(self, key: str) -> str:
-        for relation in RELATIONS:
-            if key.startswith(f"{relation} of "):
-                return self._pick(self._names.values[relation])
-        return self._pick(self._names.capitals if key.startswith("capital of ") else self._names.countries)
 
     def _bridge(self) -> tuple[str, str]:
         if self._chance(0.5):
@@ -174,9 +179,6 @@ class Demonstrator:
 
     def _pick(self, options: tuple[str, ...] | list[str]) -> str:
         return options[int(self._rng.integers(len(options)))]
-
-    def _shuffled(self, items: list[str]) -> list[str]:
-        return [items[int(index)] for index in self._rng.permutation(len(items))]
 
 
 def _ask(task: str) -> str:

@@ -50,7 +50,8 @@ class Recipe:
     hidden: int = 128
     layers: int = 4
     batch: int = 32
-    skill_steps: int = 2000
+    skill_steps: int = 1200
+    sub_skill_steps: int = 3000  # to pick one of three documents takes longest
     habit_steps: int = 80
     lr: float = 1.5e-3
     habit_lr: float = 4e-4
@@ -66,7 +67,7 @@ def build_policy(role: Role, recipe: Recipe, out: Path, *, show: bool = True) ->
     """Train one policy and save it in `out`; returns the last losses of both phases."""
     torch.manual_seed(seed_of(recipe.seed, "warm start", role))
     rng = rng_of(recipe.seed, "warm start", role)
-    demonstrator = Demonstrator(real_names(), rng)
+    demonstrator = Demonstrator(rng)
     tokenizer = _tokenizer(role, demonstrator, recipe)
     encode = Encoder(tokenizer)
     model = Qwen3ForCausalLM(_config(tokenizer, recipe))
@@ -78,10 +79,9 @@ def build_policy(role: Role, recipe: Recipe, out: Path, *, show: bool = True) ->
         return [encode(draw(habits)) for _ in drawn]
 
     losses = {}
-    skills = dialogues(GOOD, min(recipe.dialogues, recipe.skill_steps * recipe.batch))
-    phases = (("skill", skills, recipe.skill_steps, recipe.lr),)
-    for name, pool, steps, lr in phases:
-        losses[name] = _train(model, pool, steps, lr, recipe.batch, rng, f"{role}: {name}", show)
+    skill_steps = recipe.skill_steps if role == "main" else recipe.sub_skill_steps
+    skills = dialogues(GOOD, min(recipe.dialogues, skill_steps * recipe.batch))
+    losses["skill"] = _train(model, skills, skill_steps, recipe.lr, recipe.batch, rng, f"{role}: skill", show)
     if recipe.habit_steps:
         mixed = dialogues(MIXED, recipe.habit_steps * recipe.batch)
         losses["habit"] = _train(
@@ -196,11 +196,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder that gets main/ and sub/")
     parser.add_argument("--role", choices=["main", "sub"], help="only this policy")
-    parser.add_argument("--skill-steps", type=int, default=Recipe.skill_steps)
-    parser.add_argument("--habit-steps", type=int, default=Recipe.habit_steps)
     arguments = parser.parse_args()
-    recipe = Recipe(skill_steps=arguments.skill_steps, habit_steps=arguments.habit_steps)
-    for role in [arguments.role] if arguments.role else ["main", "sub"]:
+    recipe = Recipe()
+    roles: tuple[Role, ...] = ("main", "sub")
+    for role in (one for one in roles if arguments.role in (None, one)):
         losses = build_policy(role, recipe, arguments.out / role)
         print(role, {name: round(value, 4) for name, value in losses.items()})
 

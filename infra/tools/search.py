@@ -32,7 +32,11 @@ class SearchTool:
 
     async def call(self, arguments: Mapping[str, object]) -> str:
         """The documents that match best, one a line. Raises: ToolError if the query holds no word."""
-        words = _WORD.findall(str(arguments["query"]))
+        return self.find(str(arguments["query"]))
+
+    def find(self, query: str) -> str:
+        """The same, for whoever does not wait."""
+        words = _WORD.findall(query)
         if not words:
             raise ToolError("query: holds no word to look for.")
         # Quoted, so that no word is read as an operator of the query language; the whole phrase counts as a rare word.

@@ -1,5 +1,6 @@
 """One way to read a policy's folder, shared by the trainer and the embedded engine, so that both hold equal weights."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ from mgrpo_core.errors import ConfigError, TemplateError
 
 _EXPECTED = "a Hugging Face folder: config.json, model.safetensors (or its shards with an index), tokenizer.json"
 _TELLTALE = {"config.json": "config.json", "weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
+
+# transformers patches torch's initialisers while it loads: of two loads at once, one lost its tied output head.
+_one_at_a_time = threading.Lock()
 
 
 def load_policy(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -33,7 +37,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """
     folder = _readable(folder, "config.json", "weights")
     try:
-        with _no_progress_bar():
+        with _one_at_a_time, _no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                 folder,
                 dtype=dtype,

@@ -1,0 +1,100 @@
+"""The flow `mgrpo-evaluate`: held-out success at the start and after training, and what lies between."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prefect import flow
+
+from flows.process import keep_open, resources_of
+from infra.store.manifests import newest_committed
+from infra.store.runs import newest_config, open_store, require_run
+from mgrpo_core.evaluation import PairedDifference, paired_difference
+from tasks.evaluate_policies import Decoding, HeldOutResult, evaluate_policies, require_iterations
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One decoding: the start, some later iteration, and their paired difference."""
+
+    decoding: Decoding
+    start: HeldOutResult
+    later: HeldOutResult
+    difference: PairedDifference
+
+    def line(self) -> str:
+        """For people."""
+        rate, first, change = self.later.rate, self.start.rate, self.difference
+        how = f"temperature {self.decoding.temperature:g}" if self.decoding.temperature else "greedy"
+        return (
+            f"{how:<14} {rate.questions} x {self.decoding.samples}  start {first.rate:.3f} "
+            f"[{first.low:.3f}, {first.high:.3f}]  now {rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}]  "
+            f"change {change.difference:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What `mgrpo evaluate` found."""
+
+    run: str
+    after: int
+    comparisons: tuple[Comparison, ...]
+
+    def lines(self) -> list[str]:
+        """For people: success with 95 % intervals."""
+        head = f"Run {self.run}, held-out success after {self.after} iterations (95 % intervals over questions):"
+        return [head, *("  " + comparison.line() for comparison in self.comparisons)]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: rates and differences, without the single answers."""
+        found = [
+            {
+                "temperature": one.decoding.temperature,
+                "samples": one.decoding.samples,
+                "start": asdict(one.start.rate),
+                "later": asdict(one.later.rate),
+                "difference": asdict(one.difference),
+            }
+            for one in self.comparisons
+        ]
+        return {"run": self.run, "after": self.after, "held_out": found}
+
+
+@flow(name="mgrpo-evaluate", flow_run_name="{run}-evaluate")
+async def evaluate(
+    run: str,
+    store: str = "mgrpo-store",
+    after: int | None = None,
+    questions: int | None = None,
+    samples: int | None = None,
+) -> Evaluation:
+    """Measure a run's success on the held-out questions.
+
+    Args:
+        run: Name of the run.
+        store: Folder or fsspec URL of the store.
+        after: After how many iterations; empty = the newest.
+        questions: How many held-out questions; empty = the config's number.
+        samples: Answers a question at the config's temperature; empty = the config's number.
+    """
+    async with resources_of(run, store) as resources:
+        there = newest_committed(resources.files, run) + 1
+        after = there if after is None else after
+        require_iterations(resources, after, there)
+        settings = resources.config.evaluation
+        decodings = (Decoding(samples or settings.samples, settings.temperature), Decoding(1, 0.0))
+        comparisons = []
+        for decoding in decodings:
+            start = await evaluate_policies(resources, 0, decoding, questions or settings.questions)
+            later = await evaluate_policies(resources, after, decoding, questions or settings.questions)
+            comparisons.append(Comparison(decoding, start, later, paired_difference(start.scores, later.scores)))
+        return Evaluation(run, after, tuple(comparisons))
+
+
+async def evaluate_run(
+    *, run: str, store: str, after: int | None, questions: int | None, samples: int | None, quiet: bool
+) -> Evaluation:
+    """The flow, with bars on a terminal."""
+    config = newest_config(require_run(open_store(store), run))
+    async with keep_open(run, store, config, quiet=quiet):
+        return await evaluate(run, store, after, questions, samples)

@@ -1,0 +1,34 @@
+"""The metrics of a run's iterations, read from the store once and kept; what the curves are drawn from."""
+
+import json
+
+from infra.store import layout
+from infra.store.files import StoreFiles
+from infra.tracking.curves import HELD_OUT, ITERATION
+
+
+class RunHistory:
+    """One row of numbers an iteration, with the held-out success measured before it where there is one."""
+
+    def __init__(self, files: StoreFiles, run: str) -> None:
+        self._files = files
+        self._run = run
+        self._metrics: list[dict[str, float]] = []
+
+    def rows(self, iterations: int) -> list[dict[str, float]]:
+        """Rows of the first `iterations` iterations; only those not seen yet are read."""
+        for number in range(len(self._metrics), iterations):
+            self._metrics.append(json.loads(self._files.read(layout.metrics_file(self._run, number))))
+        rows = {number: {ITERATION: float(number), **self._metrics[number]} for number in range(iterations)}
+        for name in self._files.names(layout.evaluations_folder(self._run)):
+            after, values = self._evaluation(name)
+            if after <= iterations:
+                rows.setdefault(after, {ITERATION: float(after)}).update(values)
+        return [rows[number] for number in sorted(rows)]
+
+    def _evaluation(self, name: str) -> tuple[int, dict[str, float]]:
+        raw = json.loads(self._files.read(f"{layout.evaluations_folder(self._run)}/{name}"))
+        rate = raw["rate"]
+        if raw["decoding"]["temperature"] == 0:
+            return raw["after"], {"held_out/greedy": rate["rate"]}
+        return raw["after"], {HELD_OUT: rate["rate"], f"{HELD_OUT}_low": rate["low"], f"{HELD_OUT}_high": rate["high"]}
