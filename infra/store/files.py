@@ -304,7 +304,7 @@ class StoreFiles:
             # File by file: what a recursive `mv` makes of the folder's own name differs between file systems.
             for one in self.files_below(path) or [path]:
                 self.fs.mv(self.full(one), self.full(target + one.removeprefix(path)))
-            self.fs.invalidate_cache()
+            self.remove_folder(path)  # empty now, and in the way where folders are more than prefixes
         self.forget(path)
         return target
 

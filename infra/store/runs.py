@@ -106,7 +106,7 @@ def newest_config(run: StoredRun) -> RunConfig:
     if newest >= 0:
         sha256 = read_manifest(run.files, run.name, newest).manifest.config_sha256
         return read_config(run, sha256)
-    return read_config(run, _record(run.files, run.name).get("config_sha256", "none"))
+    return read_config(run, _record(run.files, run.name).config_sha256)
 
 
 def read_config(run: StoredRun, sha256: str) -> RunConfig:
@@ -210,7 +210,7 @@ def _set_aside(run: StoredRun, path: str) -> str:
 
 
 def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool) -> None:
-    lineage = _record(files, name)["lineage_sha256"]
+    lineage = _record(files, name).lineage_sha256
     newest = newest_committed(files, name)
     if newest >= 0:
         lineage = read_manifest(files, name, newest).manifest.lineage_sha256
@@ -222,25 +222,30 @@ def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool
         )
 
 
-def _record(files: StoreFiles, name: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class _RunRecord:
     """What `run.json` says of the run's creation."""
+
+    name: str
+    config_sha256: str
+    lineage_sha256: str
+
+
+def _record(files: StoreFiles, name: str) -> _RunRecord:
     path = layout.run_file(name)
     data = files.read(path)
     try:
         raw = json.loads(data)
-        version = int(raw["schema_version"])
-        record = {key: str(value) for key, value in raw.items()}
-        found, _ = record["name"], record["lineage_sha256"]
-    except (ValueError, TypeError, KeyError) as error:
+        version = int(raw.pop("schema_version"))
+        if version > RUN_VERSION:
+            raise SchemaVersionError(
+                f"{files.uri(path)}: version {version}, this mgrpo reads up to {RUN_VERSION}. Install a newer mgrpo."
+            )
+        record = _RunRecord(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableIntegrityError(f"{files.uri(path)}: is no run record ({error}). Restore it.") from error
-    if version > RUN_VERSION:
-        raise SchemaVersionError(
-            f"{files.uri(path)}: version {version}, this mgrpo reads up to {RUN_VERSION}. Install a newer mgrpo."
-        )
-    if record["name"] != name:
-        raise TableIntegrityError(
-            f"{files.uri(path)}: is of run {record['name']!r}. The folder was renamed; undo that."
-        )
+    if record.name != name:
+        raise TableIntegrityError(f"{files.uri(path)}: is of run {record.name!r}. The folder was renamed; undo that.")
     return record
 
 

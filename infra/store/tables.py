@@ -22,7 +22,8 @@ def table_of(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
 
     Raises:
         TableIntegrityError: a column is missing or unknown, or a value does not fit its column: text with no UTF-8
-            form, a bool where a number is meant, NaN or infinity where null is meant, null in a required column.
+            form, a bool where a number is meant, a fraction where a whole one is, NaN or infinity where null is meant,
+            null in a required column.
     """
     if set(columns) != set(schema.columns.names):
         raise TableIntegrityError(
@@ -32,9 +33,9 @@ def table_of(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
     arrays = []
     for field in schema.columns:
         values = columns[field.name]
-        if pa.types.is_floating(field.type) and _has_bool(values):
+        if (stranger := _stranger(field.type, values)) is not None:
             raise TableIntegrityError(
-                f"{schema.name}.{field.name}: a bool among numbers. Convert it on purpose, float(value)."
+                f"{schema.name}.{field.name}: a {stranger} among values of {field.type}. Convert it on purpose."
             )
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
@@ -55,10 +56,17 @@ def table_of(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
         raise TableIntegrityError(f"{schema.name}: {error}. Give columns of one length.") from error
 
 
-def _has_bool(values: Any) -> bool:
+def _stranger(type_: pa.DataType, values: Any) -> str | None:
+    """What Arrow would convert without a word: a bool to a number, 1.5 to 1."""
+    if pa.types.is_floating(type_):
+        refused: tuple[type, ...] = (bool, np.bool_)
+    elif pa.types.is_integer(type_):
+        refused = (bool, np.bool_, float, np.floating)
+    else:
+        return None
     if isinstance(values, np.ndarray):
-        return values.dtype == np.bool_
-    return any(isinstance(value, bool | np.bool_) for value in values)
+        return str(values.dtype) if issubclass(values.dtype.type, refused) else None
+    return next((type(value).__name__ for value in values if isinstance(value, refused)), None)
 
 
 def write_table(files: StoreFiles, path: str, schema: TableSchema, table: pa.Table) -> FileRef:
