@@ -1,8 +1,8 @@
 """Between `Trajectory` and its table, both ways, without loss."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ _TURN_FIELDS = (
     "start", "stop", "finish_reason", "policy_version", "seed", "action", "action_name", "arguments_json", "error",
     "observation_tokens", "observation_chars", "observation_cut",
 )  # fmt: skip
+_MESSAGE_FIELDS = ("role", "content", "name")
+_SCALARS = [name for name in OUTCOME_COLUMNS if name not in ("turns", "messages")]
+_Record = TypeVar("_Record")
 _EMPTY = np.zeros(0)
 
 
@@ -45,9 +48,12 @@ def trajectories_of(table: pa.Table) -> list[Trajectory]:
     """Trajectories back from their rows. Without token columns their token arrays are empty."""
     with_tokens = all(name in table.column_names for name in TOKEN_COLUMNS)
     tokens = {name: list_arrays(table.column(name)) for name in TOKEN_COLUMNS} if with_tokens else {}
-    rows = table.drop_columns([name for name in TOKEN_COLUMNS if name in table.column_names]).to_pylist()
+    turns = _records(table.column("turns"), _TURN_FIELDS, Turn)
+    messages = _records(table.column("messages"), _MESSAGE_FIELDS, Message)
+    rows = table.select(_SCALARS).to_pylist()
     return [
-        _trajectory(row, {name: arrays[index] for name, arrays in tokens.items()}) for index, row in enumerate(rows)
+        _trajectory(row, turns[index], messages[index], {name: arrays[index] for name, arrays in tokens.items()})
+        for index, row in enumerate(rows)
     ]
 
 
@@ -59,6 +65,19 @@ def list_arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
         values = chunk.values.to_numpy(zero_copy_only=False)
         arrays.extend(values[start:stop] for start, stop in pairwise(offsets))
     return arrays
+
+
+def _records(column: pa.ChunkedArray, fields: Sequence[str], make: Callable[..., _Record]) -> list[tuple[_Record, ...]]:
+    """Rows of a list of structs as records; field by field: ten times as fast as row by row."""
+    rows: list[tuple[_Record, ...]] = []
+    for chunk in column.chunks:
+        offsets = chunk.offsets.to_pylist()
+        first, last = offsets[0], offsets[-1]
+        structs = chunk.values.slice(first, last - first)
+        place = {structs.type.field(index).name: part for index, part in enumerate(structs.flatten())}
+        records = list(map(make, *(place[name].to_pylist() for name in fields)))
+        rows.extend(tuple(records[start - first : stop - first]) for start, stop in pairwise(offsets))
+    return rows
 
 
 def _row(position: int, one: Trajectory) -> dict[str, Any]:
@@ -131,7 +150,9 @@ def _ragged(arrays: Iterable[np.ndarray], type_: pa.DataType, dtype: Any, name: 
     )
 
 
-def _trajectory(row: dict[str, Any], tokens: dict[str, np.ndarray]) -> Trajectory:
+def _trajectory(
+    row: dict[str, Any], turns: tuple[Turn, ...], messages: tuple[Message, ...], tokens: dict[str, np.ndarray]
+) -> Trajectory:
     head, *rest = row["agent_path"].split("/")
     steps = [PathStep(head, 0)]
     for step in rest:
@@ -145,8 +166,8 @@ def _trajectory(row: dict[str, Any], tokens: dict[str, np.ndarray]) -> Trajector
         loss_mask=tokens.get("loss_mask", _EMPTY).astype(np.bool_),
         logprobs=tokens.get("logprobs", _EMPTY).astype(np.float32),
         segment_starts=tuple(row["segment_starts"]),
-        turns=tuple(Turn(**turn) for turn in row["turns"]),
-        messages=tuple(Message(**message) for message in row["messages"]),
+        turns=turns,
+        messages=messages,
         task=row["task"],
         reply=row["reply"],
         temperature=row["temperature"],
