@@ -10,7 +10,8 @@ What this flow adds to M-GRPO: the tables are the audit log, and an iteration ex
 
 import time
 
-from prefect import flow, runtime
+from prefect import flow
+from prefect.runtime import flow_run
 
 from flows.process import resources_of
 from tasks.align_trajectories import align_trajectories
@@ -28,7 +29,7 @@ from tasks.update_policy import update_policy
 
 
 def _flow_run_name() -> str:
-    parameters = runtime.flow_run.parameters
+    parameters = flow_run.parameters
     number = parameters.get("iteration")
     return f"{parameters['run']}-{'next' if number is None else f'{number:04d}'}"
 
@@ -44,6 +45,7 @@ async def iteration(run: str, store: str = "mgrpo-store", iteration: int | None 
     """
     started = time.perf_counter()
     async with resources_of(run, store) as resources:
+        resources.clock.clear()
         at = await open_iteration(resources, iteration)
         rollouts = IterationRollouts(resources, at)
         await side_by_side(

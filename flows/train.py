@@ -1,5 +1,6 @@
 """Iterations in a row, until the run has all its config asks for."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ class Trained:
     Attributes:
         iterations: committed ones, in all.
         computed: of them, by this call.
+        seconds: of these, evaluations left out.
+        orchestration_share: of these seconds, the part in which no stage worked: Prefect's own.
         picture: the curves, on a local disk; None where nothing was drawn.
     """
 
@@ -30,6 +33,8 @@ class Trained:
     store: str
     iterations: int
     computed: int
+    seconds: float
+    orchestration_share: float
     picture: str | None
     last_metrics: dict[str, float]
 
@@ -40,6 +45,9 @@ class Trained:
         """For people, after the last iteration."""
         what = f"{self.computed} computed now" if self.computed else "nothing left to compute"
         lines = [f"Run {self.run}: {self.iterations} iterations committed, {what}. Store: {self.store}/{self.run}"]
+        if self.computed:
+            each = self.seconds / self.computed
+            lines.append(f"{each:.1f} s an iteration, {self.orchestration_share:.1%} of it in orchestration.")
         return [*lines, f"Curves: {self.picture}"] if self.picture else lines
 
 
@@ -51,18 +59,31 @@ async def train_run(
         first = newest_committed(resources.files, run) + 1
         every = config.evaluation.every
         metrics: dict[str, float] = {}
+        in_all = worked = 0.0
         with _tracked(resources):
             for number in range(first, config.iterations):
                 if every and number == 0:
                     await evaluate(run, store, 0)
+                started = time.perf_counter()
                 metrics = await iteration(run, store, number)
+                in_all += time.perf_counter() - started
+                worked += resources.clock.worked()
                 if every and (number + 1) % every == 0:
                     await evaluate(run, store, number + 1)
             if every and config.iterations % every == 0 and config.iterations > first:
                 draw_curves(resources, config.iterations)  # with the last evaluation in it
         computed = max(0, config.iterations - first)
         picture = resources.curves_file if resources.curves_file.exists() else None
-        return Trained(run, store, max(first, config.iterations), computed, str(picture) if picture else None, metrics)
+        return Trained(
+            run=run,
+            store=store,
+            iterations=max(first, config.iterations),
+            computed=computed,
+            seconds=round(in_all, 3),
+            orchestration_share=round(1 - worked / in_all, 4) if in_all else 0.0,
+            picture=str(picture) if picture else None,
+            last_metrics=metrics,
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from infra.datasets.queries import load_queries
 from infra.judges.registry import build_judge
 from infra.progress import ProgressBoard
 from infra.serving.embedded import EmbeddedPolicyClient
+from infra.stage_clock import StageClock
 from infra.store.files import StoreFiles
 from infra.store.policies import PolicyVersion, fetch_version, find_version, publish_version, require_version
 from infra.store.runs import StoredRun, create_or_open_run
@@ -62,6 +63,7 @@ class RunResources:
         self.tracker: Tracker = _tracker(run.files, config)
         self.history = RunHistory(run.files, run.name)
         self.picture_drawn_at = -math.inf
+        self.clock = StageClock()
 
     @property
     def curves_file(self) -> Path:

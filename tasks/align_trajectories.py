@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from infra.resources import RunResources
 from infra.store import layout
@@ -13,11 +11,12 @@ from infra.store.schemas import ALIGNMENT, REWARDS
 from infra.store.tables import read_table, table_of, write_table
 from mgrpo_core.credit.alignment import align, rollout_keys
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 
 _COLUMNS = ("trajectory_id", "agent", "query_id", "rollout_index", "status")
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def align_trajectories(resources: RunResources, at: IterationRef, rewards: FileRef) -> FileRef:
     """Align the scored trajectories of each agent; write the alignment table.
 

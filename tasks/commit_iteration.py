@@ -5,20 +5,18 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store import layout
 from infra.store.code_version import code_version
 from infra.store.files import FileRef
 from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, commit_manifest
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 from tasks.tables import TrajectoryTables
 from tasks.update_policy import PolicyUpdate
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def commit_iteration(
     resources: RunResources,
     at: IterationRef,

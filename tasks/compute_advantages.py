@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from infra.resources import RunResources
 from infra.store import layout
@@ -13,11 +11,12 @@ from infra.store.schemas import ADVANTAGES, ALIGNMENT, REWARDS
 from infra.store.tables import read_table, table_of, write_table
 from mgrpo_core.credit.advantages import GroupAdvantages, grouped_advantages
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 
 _REWARD_COLUMNS = ("trajectory_id", "agent", "query_id", "reward", "status", "reason")
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def compute_advantages(
     resources: RunResources, at: IterationRef, rewards: FileRef, alignment: FileRef
 ) -> FileRef:

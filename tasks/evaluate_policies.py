@@ -4,9 +4,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store import layout
 from infra.store.manifests import read_manifest
@@ -19,6 +16,7 @@ from mgrpo_core.rewards.verifiers import correctness
 from mgrpo_core.rollout.stages import RolloutPlan, RolloutStages
 from mgrpo_core.seeds import seed_of
 from mgrpo_core.trajectories import Query, Rollout, Status
+from tasks.stage import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class HeldOutResult:
         return asdict(self)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="evaluate-after-{after}")
+@stage(task_run_name="evaluate-after-{after}")
 async def evaluate_policies(
     resources: RunResources, after: int, decoding: Decoding, questions: int | None
 ) -> HeldOutResult:

@@ -2,9 +2,6 @@
 
 import asyncio
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store.schemas import TRAJECTORIES
 from infra.store.staging import materialize
@@ -12,10 +9,11 @@ from infra.store.tables import read_table
 from mgrpo_core.errors import IncompleteIterationError
 from mgrpo_core.trajectories import Status
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 from tasks.tables import TrajectoryTables
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def materialize_trajectories(resources: RunResources, at: IterationRef) -> TrajectoryTables:
     """Merge the staged groups, and refuse an iteration of which too much is missing.
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from infra.resources import RunResources
 from infra.store.files import FileRef
@@ -15,6 +13,7 @@ from infra.store.tables import read_table
 from infra.store.trajectory_rows import OUTCOME_COLUMNS, trajectories_of
 from mgrpo_core.rollout.counts import count_trajectories
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 from tasks.tables import TrajectoryTables
 from tasks.update_policy import PolicyUpdate
 
@@ -24,7 +23,7 @@ SmallTables = tuple[FileRef, FileRef, FileRef]
 _COMPONENTS = ("reward", "format", "correct", "main_correct", "expert")
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def measure_iteration(
     resources: RunResources,
     at: IterationRef,
@@ -66,6 +65,7 @@ async def measure_iteration(
     ]
     if solved:
         metrics["success"] = float(np.mean(solved))
+    metrics |= {f"seconds/{name}": value for name, value in resources.clock.seconds().items()}
     for update in updates:
         metrics |= _update_metrics(update, files.read(update.figures.path))
     return metrics

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store import layout
 from infra.store.files import FileRef
@@ -16,9 +13,10 @@ from mgrpo_core.errors import ConfigError
 from mgrpo_core.trajectories import Query
 from tasks.iteration_ref import IterationRef
 from tasks.logs import stage_logger
+from tasks.stage import stage
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def open_iteration(resources: RunResources, iteration: int | None) -> IterationRef:
     """Verify where the run stands, draw the iteration's queries, and have the engines serve its versions.
 

@@ -2,14 +2,12 @@
 
 import asyncio
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store.manifests import CommittedManifest
+from tasks.stage import stage
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def publish_policy(resources: RunResources, committed: CommittedManifest) -> dict[str, int]:
     """Have every policy's engine serve its committed version; returns what is served."""
     versions = {name: step.to_version for name, step in committed.manifest.policies.items()}

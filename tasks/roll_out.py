@@ -2,15 +2,13 @@
 
 import asyncio
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.progress import Bar
 from infra.resources import RunResources
 from infra.store.staging import stage_group, staged_positions
 from mgrpo_core.rollout.stages import RolloutPlan, RolloutStages
 from mgrpo_core.trajectories import Query, Rollout, Trajectory
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 
 
 class IterationRollouts:
@@ -59,7 +57,7 @@ class IterationRollouts:
             self._bars[agent].move(self._done[agent])
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def main_rollout(resources: RunResources, rollouts: IterationRollouts) -> int:
     """Roll out every query that is not staged yet, K times; stage each group as it finishes. Returns groups made."""
     main = resources.config.main_agent
@@ -70,7 +68,7 @@ async def main_rollout(resources: RunResources, rollouts: IterationRollouts) -> 
     return len(rollouts.missing)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="sub_agent_invocation-{agent}")
+@stage(task_run_name="sub_agent_invocation-{agent}")
 async def sub_agent_invocation(resources: RunResources, rollouts: IterationRollouts, agent: str) -> None:
     """Serve a sub-agent's invocations until the main stage has ended."""
     await rollouts.stages.serve(agent, resources.config.agents[agent].concurrency)

@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.resources import RunResources
 from infra.store import layout
 from infra.store.files import FileRef
@@ -19,10 +16,11 @@ from mgrpo_core.rewards.judging import judge_trajectories
 from mgrpo_core.rewards.verifiers import correctness
 from mgrpo_core.trajectories import Rollout, Trajectory
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 from tasks.tables import TrajectoryTables
 
 
-@task(cache_policy=NO_CACHE)
+@stage
 async def score_rewards(resources: RunResources, at: IterationRef, tables: TrajectoryTables) -> FileRef:
     """Score every trajectory once, without reading a token; write the rewards table."""
     config = resources.config

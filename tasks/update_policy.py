@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from infra.resources import RunResources
 from infra.serving.core_share import cores
@@ -28,6 +26,7 @@ from infra.training.trainer import train_policy, update_settings
 from mgrpo_core.seeds import rng_of
 from mgrpo_core.update.policy_gradient import Progress, TrainingTrajectory
 from tasks.iteration_ref import IterationRef
+from tasks.stage import stage
 from tasks.tables import TrajectoryTables
 
 _STREAM = ("trajectory_id", "token_ids", "loss_mask", "logprobs", "segment_starts", "temperature")
@@ -43,7 +42,7 @@ class PolicyUpdate:
     figures: FileRef
 
 
-@task(cache_policy=NO_CACHE, task_run_name="update_policy-{policy}")
+@stage(task_run_name="update_policy-{policy}")
 async def update_policy(
     resources: RunResources, at: IterationRef, policy: str, tables: TrajectoryTables, advantages: FileRef
 ) -> PolicyUpdate:

@@ -161,7 +161,9 @@ class Demonstrator:
         if self._chance(0.05):  # a task that no document answers
             task, found = attribute_of(self._pick(RELATIONS), self._bridge()[1]), UNKNOWN
         if not self._chance(habits.search):
-            guess = self._pick(self._pick([*self._names.values.values(), self._names.countries]))
+            guess = self._pick(
+                self._names.countries if self._chance(0.4) else self._names.values[self._pick(RELATIONS)]
+            )
             return Demonstration(SUB_PROMPT, task, (_answer(guess if self._chance(0.5) else UNKNOWN),), ())
         shown = world.search.find(task)
         report = found

@@ -27,7 +27,7 @@ from infra.quickstart.demonstrations import (
     Habits,
     real_names,
 )
-from infra.quickstart.tokenizers import build_tokenizer
+from infra.quickstart.tokenizers import END_OF_TURN, build_tokenizer
 from mgrpo_core.dialogue.template import ChatTemplate, ChatTokenizer
 from mgrpo_core.dialogue.transcript import TokenStream, Transcript
 from mgrpo_core.seeds import rng_of, seed_of
@@ -138,8 +138,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3Config:
         head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
         bos_token_id=None,
     )
 
@@ -199,7 +198,9 @@ def main() -> None:
     arguments = parser.parse_args()
     recipe = Recipe()
     roles: tuple[Role, ...] = ("main", "sub")
-    for role in (one for one in roles if arguments.role in (None, one)):
+    for role in roles:
+        if arguments.role not in (None, role):
+            continue
         losses = build_policy(role, recipe, arguments.out / role)
         print(role, {name: round(value, 4) for name, value in losses.items()})
 

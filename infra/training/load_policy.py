@@ -1,14 +1,12 @@
 """One way to read a policy's folder, shared by the trainer and the embedded engine, so that both hold equal weights."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
+from infra.training.no_progress_bar import no_progress_bar
 from mgrpo_core.errors import ConfigError, TemplateError
 
 _EXPECTED = "a Hugging Face folder: config.json, model.safetensors (or its shards with an index), tokenizer.json"
@@ -37,7 +35,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """
     folder = _readable(folder, "config.json", "weights")
     try:
-        with _one_at_a_time, _no_progress_bar():
+        with _one_at_a_time, no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                 folder,
                 dtype=dtype,
@@ -72,18 +70,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             "`chat_template` in tokenizer_config.json. Use a chat model's folder, or add a template to it."
         )
     return tokenizer
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """A policy is loaded once a version: transformers' bar for each would tear the run's own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _readable(folder: Path, *parts: str) -> Path:

@@ -9,6 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infra.training.load_policy import load_model
+from infra.training.no_progress_bar import no_progress_bar
 from infra.training.optimizer_state import TRAINER_FILES, load_optimizer, save_optimizer
 from mgrpo_core.config import LossConfig, OptimizerConfig, PolicyConfig, UpdateConfig
 from mgrpo_core.update.loss_settings import ClipRange, Correction, KLPenalty, LossSettings
@@ -69,7 +70,8 @@ def train_policy(
         on_progress=on_progress,
     )
     if metrics.optimizer_steps:
-        model.save_pretrained(target)
+        with no_progress_bar():
+            model.save_pretrained(target)
         _copy_what_training_leaves_alone(source, target)
         save_optimizer(target, optimizer, model, steps_before + metrics.optimizer_steps)
     return metrics
