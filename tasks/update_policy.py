@@ -122,7 +122,8 @@ def _training_trajectories(
     for path in (path for agent in agents for path in tables.paths(agent)):
         for group in stream_table(resources.files, path, TRAJECTORIES, _STREAM):
             ids = group.column("trajectory_id").to_pylist()
-            rows = group.take([index for index, one in enumerate(ids) if one in credit])
+            chosen_rows = [index for index, one in enumerate(ids) if one in credit]
+            rows = group.take(np.array(chosen_rows, dtype=np.int64))  # typed: an empty list would be of type null
             tokens, masks, logprobs, starts = (list_arrays(rows.column(name)) for name in _STREAM[1:5])
             kept = rows.column("trajectory_id").to_pylist()
             temperatures = rows.column("temperature").to_pylist()
