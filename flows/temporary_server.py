@@ -26,6 +26,14 @@ _TEMPORARY_SERVER = {
 }
 
 
+async def wait_for_server() -> None:
+    """Start the temporary server, or reach the one that is configured, before anything is timed or half done."""
+    from prefect import get_client  # not before `prepare`
+
+    async with get_client() as client:
+        await client.hello()
+
+
 def prepare() -> None:
     """Fill in the defaults. Call before anything imports Prefect."""
     defaults = dict(_CONSOLE)

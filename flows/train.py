@@ -9,6 +9,7 @@ from typing import Any
 from flows.evaluate import evaluate
 from flows.iteration import iteration
 from flows.process import keep_open
+from flows.temporary_server import wait_for_server
 from infra.resources import RunResources
 from infra.store.manifests import newest_committed
 from infra.tracking.run_status import tracked
@@ -60,6 +61,7 @@ async def train_run(
         every = config.evaluation.every
         metrics: dict[str, float] = {}
         in_all = worked = 0.0
+        await wait_for_server()
         with _tracked(resources):
             for number in range(first, config.iterations):
                 if every and number == 0:

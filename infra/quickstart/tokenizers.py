@@ -6,7 +6,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TURN = "<|im_end|>"
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
+PADDING = "<|endoftext|>"
+_SPECIAL = (PADDING, "<|im_start|>", END_OF_TURN)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -36,7 +37,7 @@ def build_tokenizer(texts: Iterable[str], markup: Iterable[str], vocabulary: int
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in markup])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TURN, pad_token=_SPECIAL[0], clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, eos_token=END_OF_TURN, pad_token=PADDING, clean_up_tokenization_spaces=False
     )
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     fast.chat_template = CHAT_TEMPLATE

@@ -1,4 +1,5 @@
-"""Builds the quickstart's two policies from nothing: `python -m infra.quickstart.warm_start --out DIR`.
+"""Builds the quickstart's two policies from nothing:
+`python -m infra.quickstart.warm_start --skills DIR --out DIR`.
 
 Skills first, on made-up facts; then a mix of good and bad habits (see `demonstrations`). What is shipped beside this
 file came out of it with the default settings.
@@ -10,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,7 +28,9 @@ from infra.quickstart.demonstrations import (
     Habits,
     real_names,
 )
-from infra.quickstart.tokenizers import END_OF_TURN, build_tokenizer
+from infra.quickstart.tokenizers import END_OF_TURN, PADDING, build_tokenizer
+from infra.training.load_policy import load_policy
+from infra.training.no_progress_bar import no_progress_bar
 from mgrpo_core.dialogue.template import ChatTemplate, ChatTokenizer
 from mgrpo_core.dialogue.transcript import TokenStream, Transcript
 from mgrpo_core.seeds import rng_of, seed_of
@@ -58,40 +61,37 @@ class Recipe:
     dialogues: int = 40_000  # distinct ones that skill steps draw from
 
     def sha256(self) -> str:
-        """Of the recipe and the habits, recorded beside the weights."""
-        text = json.dumps([asdict(self), asdict(GOOD), asdict(MIXED)], sort_keys=True)
+        """Of the recipe, the habits and the names, recorded beside the weights."""
+        text = json.dumps([asdict(self), asdict(GOOD), asdict(MIXED), asdict(real_names())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def build_policy(role: Role, recipe: Recipe, out: Path, *, show: bool = True) -> dict[str, float]:
-    """Train one policy and save it in `out`; returns the last losses of both phases."""
+def train_skills(role: Role, recipe: Recipe, out: Path, *, show: bool = True) -> float:
+    """Train one policy from nothing on good habits only, float32; returns its last loss, nats a token."""
     torch.manual_seed(seed_of(recipe.seed, "warm start", role))
     rng = rng_of(recipe.seed, "warm start", role)
     demonstrator = Demonstrator(rng)
     tokenizer = _tokenizer(role, demonstrator, recipe)
-    encode = Encoder(tokenizer)
     model = Qwen3ForCausalLM(_config(tokenizer, recipe))
     model.train()
+    steps = recipe.skill_steps if role == "main" else recipe.sub_skill_steps
+    pool = _dialogues(role, demonstrator, tokenizer, GOOD, min(recipe.dialogues, steps * recipe.batch), show)
+    loss = _train(model, pool, steps, recipe.lr, recipe.batch, rng, f"{role}: skills", show)
+    _save(model, tokenizer, out)
+    return loss
 
-    def dialogues(habits: Habits, count: int) -> list[TokenStream]:
-        draw = demonstrator.main if role == "main" else demonstrator.sub
-        drawn = track(range(count), f"{role}: dialogues", disable=not show)
-        return [encode(draw(habits)) for _ in drawn]
 
-    losses = {}
-    skill_steps = recipe.skill_steps if role == "main" else recipe.sub_skill_steps
-    skills = dialogues(GOOD, min(recipe.dialogues, skill_steps * recipe.batch))
-    losses["skill"] = _train(model, skills, skill_steps, recipe.lr, recipe.batch, rng, f"{role}: skill", show)
-    if recipe.habit_steps:
-        mixed = dialogues(MIXED, recipe.habit_steps * recipe.batch)
-        losses["habit"] = _train(
-            model, mixed, recipe.habit_steps, recipe.habit_lr, recipe.batch, rng, f"{role}: habit", show
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    model.eval().save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "recipe.json").write_text(json.dumps({"sha256": recipe.sha256(), **asdict(recipe)}, indent=1) + "\n")
-    return losses
+def mix_habits(role: Role, recipe: Recipe, skills: Path, out: Path, *, show: bool = True) -> float:
+    """Mix good and bad habits into a skilled policy, and save it as it is shipped: float16, half the size."""
+    rng = rng_of(recipe.seed, "habits", role)
+    model, tokenizer = load_policy(skills, torch.float32)
+    model.train()
+    pool = _dialogues(role, Demonstrator(rng), tokenizer, MIXED, recipe.habit_steps * recipe.batch, show)
+    loss = _train(model, pool, recipe.habit_steps, recipe.habit_lr, recipe.batch, rng, f"{role}: habits", show)
+    _save(model.half(), tokenizer, out)
+    record = {"sha256": recipe.sha256(), "role": role, "last_loss": round(loss, 4), **asdict(recipe)}
+    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return loss
 
 
 class Encoder:
@@ -109,6 +109,21 @@ class Encoder:
             if index < len(demonstration.replies):
                 transcript.observe(demonstration.replies[index], max_tokens=256, context_length=1024, reply_tokens=64)
         return transcript.stream()
+
+
+def _dialogues(
+    role: Role, demonstrator: Demonstrator, tokenizer: Any, habits: Habits, count: int, show: bool
+) -> list[TokenStream]:
+    draw = demonstrator.main if role == "main" else demonstrator.sub
+    encode = Encoder(tokenizer)
+    return [encode(draw(habits)) for _ in track(range(count), f"{role}: dialogues", disable=not show)]
+
+
+def _save(model: Any, tokenizer: Any, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with no_progress_bar():
+        model.eval().save_pretrained(out)
+        tokenizer.save_pretrained(out)
 
 
 def _as_chat_tokenizer(tokenizer: PreTrainedTokenizerFast) -> ChatTokenizer:
@@ -139,12 +154,13 @@ def _config(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3Config:
         max_position_embeddings=512,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+        pad_token_id=cast("int", tokenizer.convert_tokens_to_ids(PADDING)),
         bos_token_id=None,
     )
 
 
 def _train(
-    model: Qwen3ForCausalLM,
+    model: Any,
     pool: list[TokenStream],
     steps: int,
     lr: float,
@@ -194,15 +210,14 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder that gets main/ and sub/")
-    parser.add_argument("--role", choices=["main", "sub"], help="only this policy")
+    parser.add_argument("--skills", type=Path, required=True, help="folder for the skilled policies in between; kept")
     arguments = parser.parse_args()
     recipe = Recipe()
     roles: tuple[Role, ...] = ("main", "sub")
     for role in roles:
-        if arguments.role not in (None, role):
-            continue
-        losses = build_policy(role, recipe, arguments.out / role)
-        print(role, {name: round(value, 4) for name, value in losses.items()})
+        if not (arguments.skills / role / "model.safetensors").exists():
+            print(f"{role}: skills, loss {train_skills(role, recipe, arguments.skills / role):.4f}")
+        print(f"{role}: habits, loss {mix_habits(role, recipe, arguments.skills / role, arguments.out / role):.4f}")
 
 
 if __name__ == "__main__":
