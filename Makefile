@@ -41,7 +41,7 @@ bench: $(INSTALLED)  ## measure speed; prints a table
 lock:  ## resolve what pyproject.toml allows into requirements.lock, in a clean environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	grep '^torch==' requirements.lock > build/lock/torch.txt
-	build/lock/bin/pip install -q -r build/lock/torch.txt '.[dev]'
+	build/lock/bin/pip install -q -r build/lock/torch.txt -e '.[dev]'
 	.ci/freeze build/lock/bin/pip > build/requirements.lock
 	mv build/requirements.lock requirements.lock && rm -rf build/lock
 
