@@ -14,6 +14,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.process import resources_of
+from mgrpo_core.side_by_side import side_by_side
 from tasks.align_trajectories import align_trajectories
 from tasks.commit_iteration import commit_iteration
 from tasks.compute_advantages import compute_advantages
@@ -24,7 +25,6 @@ from tasks.publish_policy import publish_policy
 from tasks.report import report_iteration
 from tasks.roll_out import IterationRollouts, main_rollout, sub_agent_invocation
 from tasks.score_rewards import score_rewards
-from tasks.side_by_side import side_by_side
 from tasks.update_policy import update_policy
 
 

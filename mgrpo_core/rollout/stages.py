@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from mgrpo_core.dialogue.template import ChatTokenizer
 from mgrpo_core.errors import ConfigError
@@ -14,6 +13,7 @@ from mgrpo_core.rollout.deadlines import Deadlines
 from mgrpo_core.rollout.delegation import DelegationBoard, Invocation
 from mgrpo_core.rollout.ledger import RolloutLedger
 from mgrpo_core.rollout.protocols import PolicyClient
+from mgrpo_core.side_by_side import first_error
 from mgrpo_core.trajectories import PathStep, Query, Rollout, Trajectory, TrajectoryKey
 
 OnGroup = Callable[[Query, tuple[Rollout, ...]], Awaitable[None]]
@@ -88,7 +88,7 @@ class RolloutStages:
                 for query in queries:
                     groups.create_task(self._group(query, limit, on_group), name=query.query_id)
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise first_error(group) from group
         finally:
             self._board.close()
 
@@ -111,7 +111,7 @@ class RolloutStages:
                     stages.create_task(self.serve(agent, limits.get(agent, self._plan.concurrency)), name=agent)
                 stages.create_task(self.run_main(queries, on_group), name=self._team.main)
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise first_error(group) from group
 
     async def _group(self, query: Query, limit: asyncio.Semaphore, on_group: OnGroup) -> None:
         async with asyncio.TaskGroup() as group:
@@ -167,9 +167,3 @@ class RolloutStages:
         ledger.add(trajectory)
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside nested groups: who catches errors by type should not meet a group."""
-    inner = group.exceptions[0]
-    return _first(cast("BaseExceptionGroup[BaseException]", inner)) if isinstance(inner, BaseExceptionGroup) else inner
