@@ -11,11 +11,11 @@ from flows.iteration import iteration
 from flows.process import keep_open
 from flows.temporary_server import wait_for_server
 from infra.resources import RunResources
-from infra.store.manifests import newest_committed
+from infra.store.runs import resume_point
 from infra.tracking.run_status import tracked
 from infra.tracking.tracker import RunIdentity
 from mgrpo_core.config import RunConfig
-from tasks.report import draw_curves
+from tasks.report import draw_curves, tell_tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,17 @@ async def train_run(
 ) -> Trained:
     """Compute the run's missing iterations, one flow run each; evaluate every `evaluation.every` of them."""
     async with keep_open(run, store, config, quiet=quiet, accept_config_change=accept_config_change) as resources:
-        first = newest_committed(resources.files, run) + 1
+        resume = resume_point(resources.run)
+        for warning in resume.warnings:
+            resources.progress.console.print(f"Warning: {warning}", markup=False, soft_wrap=True)
+        first = resume.iteration
         every = config.evaluation.every
         metrics: dict[str, float] = {}
         in_all = worked = 0.0
         await wait_for_server()
         with _tracked(resources):
+            if resume.newest:  # a process that died between commit and report told nobody
+                tell_tracker(resources, resume.newest, resources.history.metrics(first - 1))
             for number in range(first, config.iterations):
                 if every and number == 0:
                     await evaluate(run, store, 0)

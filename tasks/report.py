@@ -48,6 +48,18 @@ async def report_iteration(
     line = console_line(summary)
     resources.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
     stage_logger().info(line)
+    tell_tracker(resources, committed, metrics)
+    try:
+        await acreate_markdown_artifact(markdown_summary(summary), key="mgrpo-iteration-summary")
+        await acreate_table_artifact(table_rows(metrics), key="mgrpo-iteration-table", description=summary.name)
+        await _picture(resources, manifest.iteration)
+    except Exception as error:
+        stage_logger().warning("Artifacts of iteration %s are missing: %s", manifest.iteration, error)
+
+
+def tell_tracker(resources: RunResources, committed: CommittedManifest, metrics: Mapping[str, float]) -> None:
+    """Have the tracker store a committed iteration; told twice, it is stored once."""
+    manifest = committed.manifest
     resources.tracker.log_iteration(
         IterationRecord(
             iteration=manifest.iteration,
@@ -56,12 +68,6 @@ async def report_iteration(
             manifest_json=manifest.to_bytes().decode(),
         )
     )
-    try:
-        await acreate_markdown_artifact(markdown_summary(summary), key="mgrpo-iteration-summary")
-        await acreate_table_artifact(table_rows(metrics), key="mgrpo-iteration-table", description=summary.name)
-        await _picture(resources, manifest.iteration)
-    except Exception as error:
-        stage_logger().warning("Artifacts of iteration %s are missing: %s", manifest.iteration, error)
 
 
 def draw_curves(resources: RunResources, iterations: int) -> bytes:

@@ -13,18 +13,22 @@ class RunHistory:
     def __init__(self, files: StoreFiles, run: str) -> None:
         self._files = files
         self._run = run
-        self._metrics: list[dict[str, float]] = []
+        self._metrics: dict[int, dict[str, float]] = {}
 
     def rows(self, iterations: int) -> list[dict[str, float]]:
         """Rows of the first `iterations` iterations; only those not seen yet are read."""
-        for number in range(len(self._metrics), iterations):
-            self._metrics.append(json.loads(self._files.read(layout.metrics_file(self._run, number))))
-        rows = {number: {ITERATION: float(number), **self._metrics[number]} for number in range(iterations)}
+        rows = {number: {ITERATION: float(number), **self.metrics(number)} for number in range(iterations)}
         for name in self._files.names(layout.evaluations_folder(self._run)):
             after, values = self._evaluation(name)
             if after <= iterations:
                 rows.setdefault(after, {ITERATION: float(after)}).update(values)
         return [rows[number] for number in sorted(rows)]
+
+    def metrics(self, iteration: int) -> dict[str, float]:
+        """The metrics of one committed iteration."""
+        if iteration not in self._metrics:
+            self._metrics[iteration] = json.loads(self._files.read(layout.metrics_file(self._run, iteration)))
+        return self._metrics[iteration]
 
     def _evaluation(self, name: str) -> tuple[int, dict[str, float]]:
         raw = json.loads(self._files.read(f"{layout.evaluations_folder(self._run)}/{name}"))
