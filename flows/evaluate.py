@@ -6,6 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.process import keep_open, resources_of
+from flows.temporary_server import wait_for_server
 from infra.store.manifests import newest_committed
 from infra.store.runs import newest_config, open_store, require_run
 from mgrpo_core.evaluation import PairedDifference, paired_difference
@@ -96,5 +97,6 @@ async def evaluate_run(
 ) -> Evaluation:
     """The flow, with bars on a terminal."""
     config = newest_config(require_run(open_store(store), run))
+    await wait_for_server()
     async with keep_open(run, store, config, quiet=quiet):
         return await evaluate(run, store, after, questions, samples)

@@ -4,6 +4,7 @@ Set as environment defaults before Prefect is imported: what the user has set st
 go to that server and only the console is kept quiet.
 """
 
+import logging
 import os
 
 _CONSOLE = {
@@ -30,6 +31,8 @@ async def wait_for_server() -> None:
     """Start the temporary server, or reach the one that is configured, before anything is timed or half done."""
     from prefect import get_client  # not before `prepare`
 
+    # At the end it says how many events are still on their way; the server that they go to ends with the command.
+    logging.getLogger("prefect._internal.concurrency").setLevel(logging.ERROR)
     async with get_client() as client:
         await client.hello()
 
