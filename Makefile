@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.3 GB, about 3 minutes)
+install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.7 GB, about 3 minutes)
 
 quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, then measure it
 	$(BIN)/mgrpo train quickstart --run quickstart
