@@ -1,5 +1,6 @@
 """What every test stands on: one thread, no network, no account, no trace in the user's home, one Prefect server."""
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import settings
 
 _HOME = Path(tempfile.mkdtemp(prefix="mgrpo-tests-"))
+# Registered first, so run last: whoever imports us later still writes there at its own exit.
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 
 # Set before anything imports torch, transformers, prefect, mlflow or botocore: they read these once. Processes that
 # tests start inherit them.
@@ -46,10 +49,6 @@ for _name in (
 settings.register_profile("person", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "person")
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(_HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
