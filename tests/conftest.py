@@ -1,6 +1,7 @@
 """What every test stands on: one thread, no network, no account, no trace in the user's home, one Prefect server."""
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -49,6 +50,11 @@ for _name in (
 settings.register_profile("person", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "person")
+
+
+def pytest_unconfigure() -> None:
+    # A thread that gives up on a dead server outlives its test, and may log to a stream that pytest has closed.
+    logging.raiseExceptions = False
 
 
 @pytest.fixture(scope="session")
