@@ -1,6 +1,7 @@
 # Every command of the project; `make help` lists them. All of them work from a bare checkout.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -50,6 +51,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mgrpo needs Python 3.11 or newer, $(PYTHON) is " \
 	    + sys.version.split()[0] + ". Name another: make install PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -r requirements.lock
-	$(BIN)/pip install -q --no-deps -e .
+	@echo "Installing what requirements.lock pins: 2 to 5 minutes the first time."
+	$(PIP) install -q -r requirements.lock
+	$(PIP) install -q --no-deps -e .
 	@touch $@

@@ -35,6 +35,7 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": str(_HOME / "cache"),
+    "XDG_CONFIG_HOME": str(_HOME / "config"),
 }
 for _name in (
     "AWS_PROFILE",
