@@ -142,7 +142,7 @@ def read_manifest(files: StoreFiles, run: str, iteration: int) -> CommittedManif
         raw["policies"] = {name: PolicyStep(**step) for name, step in raw["policies"].items()}
         raw["cursor"] = DataCursor(**raw["cursor"])
         manifest = Manifest(**raw)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableIntegrityError(f"{files.uri(path)}: is no manifest ({error}). Restore it from backup.") from error
     if (manifest.run, manifest.iteration) != (run, iteration):
         raise TableIntegrityError(

@@ -122,7 +122,7 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
             )
         raw["files"] = {name: FileRef(**ref) for name, ref in raw["files"].items()}
         found = PolicyVersion(sha256=hashlib.sha256(data).hexdigest(), **raw)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableIntegrityError(f"{files.uri(path)}: is no version record ({error}). Restore it.") from error
     if (found.policy, found.version) != (policy, version):
         raise TableIntegrityError(

@@ -1,3 +1,4 @@
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ def s3_endpoint() -> Iterator[str]:
     import boto3
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -42,3 +44,9 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
     if request.param == "memory":
         return StoreFiles(f"memory://{uuid.uuid4().hex}")
     return StoreFiles(request.getfixturevalue("s3_url"))
+
+
+@pytest.fixture(params=["local", "memory"])
+def near_files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
+    """The first two of them, for what takes many requests."""
+    return StoreFiles(str(tmp_path / "store") if request.param == "local" else f"memory://{uuid.uuid4().hex}")

@@ -171,3 +171,27 @@ def test_arrays_of_a_slice_are_those_of_its_rows():
     column = trajectories_table([(0, one) for one in made]).slice(2, 2).column("token_ids")
     for array, one in zip(list_arrays(column), made[2:4], strict=True):
         np.testing.assert_array_equal(array, one.token_ids)
+
+
+def test_trajectories_of_a_slice_are_those_of_its_rows():
+    made = [
+        replace(one, turns=one.turns * index, messages=one.messages * (4 - index))
+        for index, one in enumerate(trajectory(KEY.child("searcher", call), tokens=3 + call) for call in range(5))
+    ]
+    table = trajectories_table([(0, one) for one in made]).slice(1, 3)
+    for one, found in zip(made[1:4], trajectories_of(table), strict=True):
+        assert_same(one, found)
+
+
+def test_rows_over_several_files_become_trajectories_in_order(local_files):
+    made = [trajectory(KEY.child("searcher", call)) for call in range(4)]
+    paths = [
+        write_table(
+            local_files, f"r/{index}.parquet", TRAJECTORIES, trajectories_table([(0, made[row]) for row in rows])
+        ).path
+        for index, rows in enumerate([(0, 1), (), (2, 3)])
+    ]
+    found = trajectories_of(read_table(local_files, paths, TRAJECTORIES))
+    assert [one.trajectory_id for one in found] == [one.trajectory_id for one in made]
+    for one, other in zip(made, found, strict=True):
+        assert_same(one, other)

@@ -1,5 +1,6 @@
 """Each way in which a run can be wrong has a name: which iteration, which file, what."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -111,6 +112,19 @@ def test_a_whole_run_is_sound_and_every_file_is_counted(run):
         usable_through=ITERATIONS - 1,
     )
     assert found.sound
+
+
+def test_a_run_on_an_object_store_is_sound(s3_url, tmp_path):
+    assert verify_run(small_run.write_run(StoreFiles(s3_url), "r", tmp_path, 1)).sound
+
+
+def test_verifying_changes_nothing(run):
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in Path(run.files.root).rglob("*")}
+
+    before = state()
+    verify_run(run)
+    assert state() == before
 
 
 def test_a_run_without_an_iteration_is_sound(tmp_path):
@@ -314,6 +328,14 @@ def test_a_version_made_anew_from_other_inputs_is_found(run, tmp_path):
     shutil.rmtree(place(run, layout.policy_folder("r", "sub", 3)))
     small_run.make_version(run.files, "r", "sub", 3, tmp_path, inputs="other rollouts")
     assert "the manifest says" in only_fault(run, 2, "policies/sub/3")
+
+
+def test_a_version_made_from_another_than_the_one_before_is_found(run):
+    path = place(run, layout.version_file("r", "sub", 3))
+    data = json.dumps(json.loads(path.read_text()) | {"parent_sha256": "d" * 64}).encode()
+    path.write_bytes(data)
+    edit_manifest(run, 2, lambda raw: raw["policies"]["sub"].update(sha256=hashlib.sha256(data).hexdigest()))
+    assert "was made from dddddddddddd" in only_fault(run, 2, "policies/sub/3")
 
 
 def test_a_pair_of_versions_that_never_was_is_found(run):  # case H6
