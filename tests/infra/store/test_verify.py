@@ -12,7 +12,8 @@ import pytest
 
 from infra.store import layout
 from infra.store.files import StoreFiles
-from infra.store.manifests import read_manifest
+from infra.store.manifests import PolicyStep, commit_manifest, read_manifest
+from infra.store.policies import require_version
 from infra.store.runs import StoredRun
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, REWARDS, TRAJECTORIES, TableSchema
 from infra.store.tables import read_table, table_of
@@ -378,3 +379,20 @@ def test_every_fault_of_several_is_told(run):
     place(run, f"{layout.policy_folder('r', 'sub', 2)}/tokenizer.json").unlink()
     assert faults(run) == [(0, "rewards.parquet"), (1, "policies/sub/2"), (2, "rewards.parquet")]
     assert verify_run(run).usable_through == -1
+
+
+def test_a_version_that_is_missing_is_found_where_it_was_made_and_where_it_was_used(run):
+    shutil.rmtree(place(run, layout.policy_folder("r", "sub", 2)))
+    assert faults(run) == [(1, "policies/sub/2"), (2, "policies/sub/3")]
+    assert all("version 2 of policy 'sub' is missing" in what for _, what in told(run))
+
+
+def test_a_changed_file_of_a_policy_that_is_not_trained_is_found(tmp_path):
+    files = StoreFiles(str(tmp_path / "store"))
+    run = small_run.start_run(files, "r", tmp_path)
+    zero = require_version(files, "r", "sub", "sub", 0)
+    steps = {"sub": PolicyStep("sub", 0, 0, zero.sha256)}
+    commit_manifest(files, small_run.manifest("r", 0, small_run.write_tables(files, "r", 0), steps))
+    assert verify_run(run).sound
+    place(run, f"{layout.policy_folder('r', 'sub', 0)}/tokenizer.json").write_text("[]")
+    assert "tokenizer.json changed" in only_fault(run, 0, "policies/sub/0")
