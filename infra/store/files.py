@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store import layout
+from infra.store.hashing import HashingFile, sha256_of
+from infra.store.write_errors import as_store_errors
 from mgrpo_core.errors import AlreadyCommittedError, StoreError, StoreNotWritableError, TableIntegrityError
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp-"  # readers skip such names, and no glob for *.parquet or *.json finds them
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 _CONFLICT_ATTEMPTS = 5
 _IDENTITY = ("size", "ino", "mtime", "ETag", "LastModified")  # what file systems know of a file's content
@@ -34,39 +34,6 @@ class FileRef:
     sha256: str
     bytes: int
     rows: int | None = None
-
-
-class HashingFile:
-    """A binary file that knows the sha256 of what went through it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        self.bytes = 0
-
-    def write(self, data: bytes) -> int:
-        size = memoryview(data).nbytes
-        self._sha256.update(data)
-        self._file.write(data)
-        self.bytes += size
-        return size
-
-    def tell(self) -> int:
-        return self.bytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        """The owner closes the file below."""
-
-    @property
-    def closed(self) -> bool:
-        return False
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
 
 
 class StoreFiles:
@@ -150,7 +117,7 @@ class StoreFiles:
             StoreNotWritableError: no space or no permission.
             AlreadyCommittedError: the file is of an iteration that has been committed; its files are never replaced.
         """
-        with self._as_store_errors(path), self._temporary(path) as temporary:
+        with as_store_errors(self.uri(path)), self._temporary(path) as temporary:
             with temporary.open("wb", buffering=_CHUNK) as raw:
                 file = HashingFile(raw)
                 yield file
@@ -191,7 +158,7 @@ class StoreFiles:
 
         Raises: FileExistsError for all others.
         """
-        with self._as_store_errors(path):
+        with as_store_errors(self.uri(path)):
             if self.is_local:
                 self._link(path, data)
             else:
@@ -234,9 +201,9 @@ class StoreFiles:
     def upload(self, local: Path, path: str) -> FileRef:
         """Copy a local file into the store."""
         if not self.is_local:  # no second copy on this machine's disk
-            with self._as_store_errors(path):
+            with as_store_errors(self.uri(path)):
                 self.fs.put_file(str(local), self.full(path))
-            return FileRef(path, _sha256_of(local), local.stat().st_size)
+            return FileRef(path, sha256_of(local), local.stat().st_size)
         with local.open("rb") as source, self.writing(path) as file:
             while chunk := source.read(_CHUNK):
                 file.write(chunk)
@@ -252,7 +219,7 @@ class StoreFiles:
             self.fs.get_file(self.full(path), str(local))
         except FileNotFoundError as error:
             raise TableIntegrityError(f"{self.uri(path)}: missing. Restore it from backup.") from error
-        return _sha256_of(local)
+        return sha256_of(local)
 
     def changed_since_written(self, ref: FileRef) -> str | None:
         """How a file differs from what was written, without reading it; None if it does not.
@@ -353,21 +320,6 @@ class StoreFiles:
             "commit an iteration. Use one that honours them (AWS S3, MinIO, SeaweedFS), or a local folder."
         )
 
-    @contextmanager
-    def _as_store_errors(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (FileExistsError, StoreError):
-            raise
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                advice = "No space left. Nothing of this file was kept; free some and start again: it resumes."
-            elif error.errno in _NO_RIGHT:
-                advice = "It cannot be written. Give another --store, or the right to write there."
-            else:
-                raise
-            raise StoreNotWritableError(f"{self.uri(path)}: {error.strerror or error}. {advice}") from error
-
 
 def _sync_folder(folder: Path) -> None:
     """Make a new name durable: without it a power cut may keep the content and lose the name."""
@@ -376,8 +328,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256_of(local: Path) -> str:
-    with local.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
