@@ -269,3 +269,18 @@ def test_a_writer_whose_block_fails_leaves_no_table(local_files):
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not list(Path(local_files.full("r")).iterdir())
+
+
+def test_copies_keep_the_invocation_they_are_of_and_empty_slots_stay_empty(local_files):  # case D3
+    # d = 2; rollout A makes one call, B two, C none: A's call fills both slots, each counting half; C's are masked.
+    slots = {
+        "agent": ["searcher"] * 6,
+        "query_id": ["q"] * 6,
+        "rollout_index": [0, 0, 1, 1, 2, 2],
+        "slot": [0, 1] * 3,
+        "trajectory_id": ["a", "a", "b0", "b1", None, None],
+        "copy_index": [0, 1, 0, 0, 0, 0],
+        "weight": [0.5, 0.5, 1.0, 1.0, 0.0, 0.0],
+    }
+    write_table(local_files, "r/alignment.parquet", ALIGNMENT, table_of(ALIGNMENT, slots))
+    assert read_table(local_files, "r/alignment.parquet", ALIGNMENT).to_pydict() == slots
