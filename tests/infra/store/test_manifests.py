@@ -205,3 +205,15 @@ def test_a_manifest_of_another_run_or_iteration_is_refused(local_files, tmp_path
 def test_equal_manifests_have_equal_bytes():
     assert bare().to_bytes() == bare().to_bytes()
     assert json.loads(bare().to_bytes())["parent_sha256"] is None
+
+
+def test_what_was_written_is_remembered_until_the_commit_only(local_files, ready):
+    ref = ready.files["rewards.parquet"]
+    place = local_files.local(ref.path)
+    data = place.read_bytes()
+    place.write_bytes(data[:-1] + b"?")
+    assert local_files.changed_since_written(ref) == "another process wrote it since"
+    local_files.write(ref.path, data)
+    commit_manifest(local_files, ready)
+    place.write_bytes(data[:-1] + b"?")
+    assert local_files.changed_since_written(ref) is None  # the manifest's hash answers from here on
