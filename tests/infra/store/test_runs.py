@@ -238,3 +238,19 @@ def test_the_same_damage_twice_keeps_both_copies(local_files, tmp_path):
         write_iteration(local_files, "r", 0, tmp_path)
     asides = [name for name in local_files.names(layout.aside_folder("r")) if "iterations" in name]
     assert len(asides) == 2
+
+
+def test_an_iteration_that_lost_its_manifest_stays_where_it_is_and_those_behind_it_go(local_files, tmp_path):
+    run = write_run(local_files, "r", tmp_path, 4)
+    local_files.remove(layout.manifest_file("r", 1))
+    assert resume_point(run).iteration == 1
+    assert local_files.names(layout.iterations_folder("r")) == ["00000000", "00000001"]
+    assert local_files.exists(layout.table_file("r", 1, "rewards"))
+
+
+def test_a_sound_run_is_continued_without_listing_its_iterations(local_files, tmp_path, monkeypatch):
+    run = write_run(local_files, "r", tmp_path, 3)
+    listed = []
+    monkeypatch.setattr(local_files, "names", lambda folder: listed.append(folder) or [])
+    assert resume_point(run).iteration == 3
+    assert layout.iterations_folder("r") not in listed
