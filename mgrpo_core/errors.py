@@ -1,5 +1,7 @@
 """One tree of errors. Each also derives from the built-in it refines, and is built from one message, so it pickles."""
 
+from typing import cast
+
 
 class MGRPOError(Exception):
     """Root of every error that mgrpo raises on purpose."""
@@ -81,6 +83,6 @@ def require_shape(array: object, axes: str, name: str = "array") -> None:
         axes: axis letters of the legend in `mgrpo_core`, one an axis, as in "N" or "BT".
         name: what to call the array in the message.
     """
-    shape = tuple(getattr(array, "shape", ()))
+    shape = cast("tuple[int, ...]", tuple(getattr(array, "shape", ())))
     if len(shape) != len(axes) or 0 in shape:
         raise ShapeError(f"{name}: shape {shape}, expected [{', '.join(axes)}] with every axis at least 1.")

@@ -55,8 +55,8 @@ class Habits:
 
 
 GOOD = Habits()
-MIXED = Habits(ask_first=0.40, ask_on=0.45, search=0.55, report=0.40)
-"""At these rates a rollout succeeds in about 1 of 100, and each agent alone caps the team."""
+MIXED = Habits(ask_first=0.50, ask_on=0.45, search=0.70, report=0.45)
+"""At these rates a rollout succeeds in about 2 of 100, and each agent alone caps the team."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _MARKUP = ('<tool_call>{"name": "searcher", "arguments": {"task": "', '"}}</tool
 
 
 def _draws(role: str, habits: Habits, count: int, seed: int = 0) -> list[Demonstration]:
-    demonstrator = Demonstrator(real_names(), rng_of("demonstrations", seed))
+    demonstrator = Demonstrator(rng_of("demonstrations", seed), worlds=2)
     draw = demonstrator.main if role == "main" else demonstrator.sub
     return [draw(habits) for _ in range(count)]
 
