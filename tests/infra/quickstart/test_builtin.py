@@ -96,7 +96,7 @@ def test_the_shipped_pair_speaks_the_format_and_has_nearly_everything_to_learn()
 
 def _rolled_out(asked: tuple[Query, ...], *, temperature: float) -> list[Rollout]:
     config = load_config("quickstart")
-    clients = {role: EmbeddedPolicyClient(role, config.policies[role].context, threads=1) for role in ROLES}
+    clients = {role: EmbeddedPolicyClient(role, config.policies[role].context or 384, threads=1) for role in ROLES}
     made: list[Rollout] = []
 
     async def keep(query: Query, rollouts: tuple[Rollout, ...]) -> None:
