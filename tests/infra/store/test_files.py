@@ -143,6 +143,14 @@ def test_a_kill_between_write_and_rename_shows_the_reader_nothing_new(local_file
     assert local_files.read("r/a") == b"new"
 
 
+def test_a_reader_that_has_a_file_open_keeps_the_version_that_it_opened(local_files):
+    local_files.write("r/a", b"old" * 100_000)
+    with Path(local_files.full("r/a")).open("rb") as file:
+        local_files.write("r/a", b"new")
+        assert file.read() == b"old" * 100_000  # renamed over, not written over
+    assert local_files.read("r/a") == b"new"
+
+
 WRITER = """
 import itertools, sys
 from infra.store.files import StoreFiles
