@@ -31,20 +31,20 @@ def weights_sha256(store: Path) -> dict[str, str]:
     }
 
 
-def metrics_of(store: Path, iteration: int = 0) -> dict[str, float]:
+def metrics_of(store: Path, iteration: int = 0, run: str = "r") -> dict[str, float]:
     """An iteration's metrics but for its times."""
-    found = json.loads((iteration_folder(store, iteration) / "metrics.json").read_text())
+    found = json.loads((iteration_folder(store, iteration, run) / "metrics.json").read_text())
     return {name: value for name, value in found.items() if not name.startswith("seconds/")}
 
 
-def manifest_of(store: Path, iteration: int = 0) -> dict[str, Any]:
-    return json.loads((iteration_folder(store, iteration) / "manifest.json").read_text())
+def manifest_of(store: Path, iteration: int = 0, run: str = "r") -> dict[str, Any]:
+    return json.loads((iteration_folder(store, iteration, run) / "manifest.json").read_text())
 
 
-def rows_of(store: Path, table: str, iteration: int = 0) -> list[dict[str, Any]]:
+def rows_of(store: Path, table: str, iteration: int = 0, run: str = "r") -> list[dict[str, Any]]:
     """Rows of a table: `rewards`, `trajectories/main-0000`, …"""
-    return pq.read_table(iteration_folder(store, iteration) / f"{table}.parquet").to_pylist()
+    return pq.read_table(iteration_folder(store, iteration, run) / f"{table}.parquet").to_pylist()
 
 
-def versions_of(store: Path, policy: str) -> list[str]:
-    return sorted(path.name for path in (store / "r" / "policies" / policy).iterdir())
+def versions_of(store: Path, policy: str, run: str = "r") -> list[str]:
+    return sorted(path.name for path in (store / run / "policies" / policy).iterdir())
