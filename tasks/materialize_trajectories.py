@@ -52,7 +52,7 @@ def _require_enough(resources: RunResources, at: IterationRef, tables: Trajector
     lost = [row for row in rows if row["status"] == Status.INFRA_FAILED]
     share = 1 - len(lost) / expected
     if share < config.rollout.min_scored_share:
-        reasons = sorted({str(row["failure"]) for row in lost})
+        reasons = sorted({str(row["failure"]).rstrip(".") for row in lost})
         raise IncompleteIterationError(
             f"{at.label}: {len(lost)} of {expected} rollouts ended by an infrastructure failure; at least "
             f"{config.rollout.min_scored_share:.0%} must not (rollout.min_scored_share). No update was made. "

@@ -1,7 +1,10 @@
-"""Tools and judges for configs, by import path: some of them down."""
+"""What goes wrong, by import path: tools and judges that are down, weights that turn to NaN."""
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 from mgrpo_core.errors import JudgeError, ToolOutageError
 from mgrpo_core.rollout.protocols import Report
@@ -50,3 +53,11 @@ class BlueIsUnreadable:
 
 def blue_is_unreadable() -> BlueIsUnreadable:
     return BlueIsUnreadable()
+
+
+def turn_to_nan(source: Path, *rest: object) -> None:
+    """Spoil one weight of the policy that a trainer is about to load, after the rollouts that it made were sound."""
+    path = source / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, path, {"format": "pt"})

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +28,8 @@ class Trap:
         at: function or Prefect task, `module:attribute` as its caller finds it.
         on: "entry" or "exit".
         call: at which of its calls, from 1; a note is made of every call.
-        action: "kill" (SIGKILL of itself), "raise" (RuntimeError), "hang" (notes it, and sleeps until something ends
-            it) or "note" (a line in the file `file`).
+        action: "kill" (SIGKILL of itself), "raise" (RuntimeError), "note" (a line in `file`), "hang" (a note, and then
+            an async function waits for minutes), or `module:function`, which gets the call's arguments.
         file: for the notes.
     """
 
@@ -151,38 +150,45 @@ def _trapped(body: Callable[..., Any], trap: Trap) -> Callable[..., Any]:
     """`body`, with the trap at its entry or exit; async if it is."""
     times = {"entry": itertools.count(1), "exit": itertools.count(1)}
 
-    def spring(on: str) -> None:
+    def springs(on: str) -> bool:
         now = next(times[on])  # in one step: updates run in threads
-        if on == trap.on and (now == trap.call or trap.action == "note"):
-            _act(trap)
+        return on == trap.on and (now == trap.call or trap.action == "note")
 
     if asyncio.iscoroutinefunction(body):
 
         @functools.wraps(body)
         async def waiting(*args: Any, **kwargs: Any) -> Any:
-            spring("entry")
+            if springs("entry"):
+                _act(trap, args)
+                await asyncio.sleep(_DEADLINE_S if trap.action == "hang" else 0)
             result = await body(*args, **kwargs)
-            spring("exit")
+            if springs("exit"):
+                _act(trap, args)
             return result
 
         return waiting
 
     @functools.wraps(body)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        spring("entry")
+        if springs("entry"):
+            _act(trap, args)
         result = body(*args, **kwargs)
-        spring("exit")
+        if springs("exit"):
+            _act(trap, args)
         return result
 
     return plain
 
 
-def _act(trap: Trap) -> None:
-    if trap.action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if trap.action == "raise":
-        raise RuntimeError(f"trap at {trap.at}")
-    with Path(trap.file).open("a", encoding="utf-8") as file:
-        file.write(f"{trap.at}\n")
-    if trap.action == "hang":
-        time.sleep(_DEADLINE_S)
+def _act(trap: Trap, args: tuple[Any, ...]) -> None:
+    match trap.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise RuntimeError(f"trap at {trap.at}")
+        case "note" | "hang":
+            with Path(trap.file).open("a", encoding="utf-8") as file:
+                file.write(f"{trap.at}\n")
+        case function:
+            module, _, name = function.partition(":")
+            getattr(importlib.import_module(module), name)(*args)
