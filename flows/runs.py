@@ -58,8 +58,8 @@ def render_verification(report: dict[str, Any]) -> None:
             f"Run {report['run']}: {report['iterations']} iterations, {report['files']} files, {size:.1f} MiB: sound."
         )
         return
-    console.print(
-        f"Run {report['run']}: {len(report['faults'])} faults. Usable through iteration {report['usable_through']}."
-    )
+    last = report["usable_through"]
+    usable = f"Usable through iteration {last}." if last >= 0 else "No iteration is usable."
+    console.print(f"Run {report['run']}: {len(report['faults'])} faults. {usable}")
     for fault in report["faults"]:
         console.print(f"  iteration {fault['iteration']}, {fault['where']}: {fault['what']}", markup=False)
