@@ -3,10 +3,10 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import yaml
@@ -22,6 +22,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+T = TypeVar("T")
+
+_INTERRUPTED = "Interrupted. What is staged or committed is kept; the same command continues."
 
 # Wrong input is refused with 2 before work starts; work that fails ends with 1.
 _BAD_INPUT = (ConfigError, DatasetError, TemplateError, StoreError, ShapeError)
@@ -49,8 +53,21 @@ def _errors_to_exit_codes() -> Iterator[None]:
         typer.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.secho("Interrupted. What is staged or committed is kept; the same command continues.", err=True)
+        typer.secho(_INTERRUPTED, err=True)
         raise typer.Exit(130) from None
+    except SystemExit as stopped:  # SIGTERM
+        typer.secho(_INTERRUPTED, err=True)
+        raise typer.Exit(int(stopped.code or 0)) from None
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end. During a flow run Prefect turns SIGTERM into an exception of its own; it is SystemExit again."""
+    from prefect.exceptions import TerminationSignal
+
+    try:
+        return asyncio.run(work)
+    except TerminationSignal as stopped:
+        raise SystemExit(128 + stopped.signal) from None
 
 
 @app.command()
@@ -89,7 +106,7 @@ def train(
         temporary_server.prepare()
         from flows.train import train_run
 
-        done = asyncio.run(
+        done = _run(
             train_run(
                 config,
                 run=run or Path(source).stem,
@@ -126,7 +143,7 @@ def evaluate(
         temporary_server.prepare()
         from flows.evaluate import evaluate_run
 
-        result = asyncio.run(
+        result = _run(
             evaluate_run(run=run, store=store, after=iteration, questions=questions, samples=samples, quiet=as_json)
         )
         if as_json:
