@@ -18,7 +18,7 @@ from infra.store import layout
 from infra.store.code_version import code_version
 from infra.store.files import FileRef
 from infra.store.manifests import PolicyStep
-from infra.store.policies import PolicyVersion, find_version, publish_version
+from infra.store.policies import PolicyVersion, find_sound_version, publish_version
 from infra.store.schemas import ADVANTAGES, TRAJECTORIES
 from infra.store.tables import read_table, stream_table
 from infra.store.trajectory_rows import list_arrays
@@ -70,7 +70,7 @@ def _update(
     figures_path = layout.update_file(at.run, at.iteration, policy)
     target_number = source.version + 1
 
-    made = find_version(files, at.run, policy, folder, target_number)
+    made = find_sound_version(files, at.run, policy, folder, target_number)
     if made is not None and made.inputs_sha256 == inputs:
         # The step was taken by an attempt that died afterwards; its figures travel with the version.
         figures = json.loads((resources.folder(policy, target_number) / "update.json").read_text(encoding="utf-8"))
