@@ -112,6 +112,7 @@ def preload() -> None:
             "flows.evaluate",
             "matplotlib.backends.backend_agg",
             "matplotlib.pyplot",
+            "mlflow.store.tracking.sqlalchemy_store",
             "transformers.models.qwen3.modeling_qwen3",
             "tests.flows.program",
         ]

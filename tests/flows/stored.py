@@ -22,12 +22,12 @@ def tables_sha256(store: Path, iteration: int = 0) -> dict[str, str]:
 
 
 def weights_sha256(store: Path) -> dict[str, str]:
-    """Hash of weights, moments and tokenizer of every policy version."""
+    """Hash of every file of every policy version; what a killed writer left under a temporary name is no file of it."""
     folder = store / "r" / "policies"
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not path.name.startswith(".tmp-")
     }
 
 
