@@ -133,3 +133,23 @@ def test_a5_a_judge_that_fails_leaves_its_trajectories_unscored_and_they_are_cou
     assert metrics["searcher/reward_missing"] == len(unscored)
     assert metrics["main/reward_missing"] == 0
     assert metrics["update/sub/trajectories"] == sum(row["included"] for row in credit)
+
+
+# case A14: what was cut off by its own budget is neither masked nor dropped; it scores 0 among its siblings
+def test_a_trajectory_that_used_up_its_budget_counts_in_its_group_with_a_reward_of_0(program, config, tmp_path):
+    config["agents"]["main"]["limits"]["max_turns"] = 2
+    ended = _train(program, config, tmp_path)
+
+    assert ended.code == 0, ended.err
+    store = tmp_path / "store"
+    failed = {
+        row["trajectory_id"] for row in rows_of(store, "trajectories/main-0000") if row["status"] == "policy_failed"
+    }
+    credit = [row for row in rows_of(store, "advantages") if row["agent"] == "main"]
+    assert failed
+    assert {row["reward"] for row in credit if row["trajectory_id"] in failed} == {0.0}
+    assert {row["group_size"] for row in credit} == {4}
+    for query in {row["query_id"] for row in credit}:
+        group = [row for row in credit if row["query_id"] == query]
+        assert group[0]["group_mean"] == pytest.approx(np.mean([row["reward"] for row in group]))
+        assert sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
