@@ -32,7 +32,7 @@ async def wait_for_server() -> None:
     from prefect import get_client  # not before `prepare`
 
     # At the end it says how many events are still on their way; the server that they go to ends with the command.
-    logging.getLogger("prefect._internal.concurrency").setLevel(logging.ERROR)
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
     async with get_client() as client:
         await client.hello()
 

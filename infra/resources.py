@@ -3,7 +3,7 @@
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
@@ -74,6 +74,10 @@ class RunResources:
     @property
     def files(self) -> StoreFiles:
         return self.run.files
+
+    def queries_at(self, indices: Sequence[int]) -> list[Query]:
+        """The training queries at these places of the dataset, in this order."""
+        return [self.queries[index] for index in indices]
 
     def held_out(self) -> tuple[Query, ...]:
         """The held-out questions.

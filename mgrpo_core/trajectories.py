@@ -117,9 +117,14 @@ class TrajectoryKey:
 
     @property
     def agent_path(self) -> str:
-        """As text: `main/0:searcher/2:reader`. Sorts parents before children."""
+        """As text: `main/0:searcher/2:reader`. To sort by, take `call_order`: as text, 10 comes before 2."""
         head, *rest = self.path
         return "/".join([head.agent, *(f"{step.call_index}:{step.agent}" for step in rest)])
+
+    @property
+    def call_order(self) -> tuple[tuple[int, str], ...]:
+        """Sorts the trajectories of a rollout: parents before children, siblings in the order of their calls."""
+        return tuple((step.call_index, step.agent) for step in self.path)
 
     @property
     def trajectory_id(self) -> str:

@@ -26,7 +26,7 @@ async def align_trajectories(resources: RunResources, at: IterationRef, rewards:
     config = resources.config
     table = read_table(resources.files, rewards.path, REWARDS, _COLUMNS).to_pydict()
     arrays = {name: np.array(values, dtype=object) for name, values in table.items()}
-    query_ids = [resources.queries[index].query_id for index in at.query_indices]
+    query_ids = [query.query_id for query in resources.queries_at(at.query_indices)]
     k = config.rollout.rollouts_per_query
     place = {query_id: position * k for position, query_id in enumerate(query_ids)}
     queries_R = [query_id for query_id in query_ids for _ in range(k)]

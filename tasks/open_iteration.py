@@ -44,7 +44,7 @@ async def open_iteration(resources: RunResources, iteration: int | None) -> Iter
         config.seed,
         shuffle=config.data.shuffle,
     )
-    queries = [resources.queries[index] for index in batch.index_Q]
+    queries = resources.queries_at(batch.index_Q)
     at = IterationRef(
         run=run.name,
         iteration=resume.iteration,

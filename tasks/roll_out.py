@@ -19,7 +19,7 @@ class IterationRollouts:
         self._at = at
         config = resources.config
         staged = staged_positions(resources.files, at.run, at.iteration)
-        queries = [resources.queries[index] for index in at.query_indices]
+        queries = resources.queries_at(at.query_indices)
         self._position = {query.query_id: position for position, query in enumerate(queries)}
         self.missing = [query for position, query in enumerate(queries) if position not in staged]
         plan = RolloutPlan(

@@ -30,18 +30,18 @@ async def score_rewards(resources: RunResources, at: IterationRef, tables: Traje
         experts |= await judge_trajectories(by_agent[agent], judge)
 
     verifier = config.agents[config.main_agent].verifier
-    queries = {query.query_id: query for query in (resources.queries[index] for index in at.query_indices)}
+    queries = resources.queries_at(at.query_indices)
+    by_id = {query.query_id: (position, query) for position, query in enumerate(queries)}
     main = config.reward_of(config.main_agent)
     main_weights = MainWeights(main.format, main.correct or 0.0)
     sub_weights = {agent: _sub_weights(config.reward_of(agent)) for agent in config.sub_agents}
-    position = {resources.queries[index].query_id: place for place, index in enumerate(at.query_indices)}
     rows: list[dict[str, Any]] = []
     for rollout in _rollouts(by_agent, config.main_agent):
-        query = queries[rollout.query_id]
+        position, query = by_id[rollout.query_id]
         correct = correctness(resources.verifier, rollout.trajectories[0].reply, query, name=verifier)
         rewards = score_rollout(rollout, correct, experts, main_weights=main_weights, sub_weights=sub_weights)
         for trajectory, reward in zip(rollout.trajectories, rewards, strict=True):
-            rows.append(_row(resources, position[rollout.query_id], trajectory, reward))
+            rows.append(_row(resources, position, trajectory, reward))
     columns = {name: [row[name] for row in rows] for name in REWARDS.columns.names}
     path = layout.table_file(at.run, at.iteration, "rewards")
     return write_table(resources.files, path, REWARDS, table_of(REWARDS, columns))
@@ -60,7 +60,7 @@ def _rollouts(by_agent: dict[str, list[Trajectory]], main: str) -> Iterator[Roll
                 under.setdefault((one.key.query_id, one.key.rollout_index), []).append(one)
     for head in by_agent[main]:
         place = (head.key.query_id, head.key.rollout_index)
-        rest = sorted(under.get(place, ()), key=lambda one: [(step.call_index, step.agent) for step in one.key.path])
+        rest = sorted(under.get(place, ()), key=lambda one: one.key.call_order)
         yield Rollout(*place, (head, *rest))
 
 

@@ -82,9 +82,8 @@ def materialize(
     return refs
 
 
-def _order(one: Trajectory) -> tuple[int, list[tuple[int, str]]]:
-    """Rollouts in order; parents before children, invocations by number (as text "10" comes before "2")."""
-    return one.key.rollout_index, [(step.call_index, step.agent) for step in one.key.path]
+def _order(one: Trajectory) -> tuple[int, tuple[tuple[int, str], ...]]:
+    return one.key.rollout_index, one.key.call_order
 
 
 def _read_group(

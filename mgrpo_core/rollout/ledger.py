@@ -29,5 +29,5 @@ class RolloutLedger:
 
     def rollout(self) -> Rollout:
         """Every trajectory, parents before children, siblings in the order of their calls: not as they arrived."""
-        ordered = sorted(self._ended, key=lambda one: [(step.call_index, step.agent) for step in one.key.path])
+        ordered = sorted(self._ended, key=lambda one: one.key.call_order)
         return Rollout(self._query_id, self._rollout_index, tuple(ordered))
