@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mgrpo_core.config.run import RunConfig
 
+_POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
 # Names become file names, flow-run names, metric names and tool names: one alphabet that is legal in all of them.
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -16,7 +18,7 @@ def problems_of(config: "RunConfig") -> list[str]:
     found = [*_names(config), *_references(config)]
     if found:  # the rules below follow references
         return found
-    return [*_hierarchy(config), *_rewards(config), *_policies(config), *_batches(config)]
+    return [*_hierarchy(config), *_rewards(config), *_policies(config), *_batches(config), *_pools(config)]
 
 
 def _known(names: Iterable[str]) -> str:
@@ -196,3 +198,24 @@ def _batches(config: "RunConfig") -> Iterator[str]:
                 f"agents.{name}.limits.max_turn_tokens: {agent.limits.max_turn_tokens} leaves no room for a prompt in "
                 f"policies.{agent.policy}.context {context}. Lower it, or raise the context."
             )
+
+
+def _pools(config: "RunConfig") -> Iterator[str]:
+    execution = config.execution
+    for field in ("update_pools", "update_processes"):
+        for policy in getattr(execution, field):
+            if policy not in config.policies:
+                yield (
+                    f"execution.{field}.{policy}: is no policy. Name one of: {_known(config.policies)}; or remove it."
+                )
+    for policy, count in execution.update_processes.items():
+        if count < 1:
+            yield f"execution.update_processes.{policy}: {count} processes update nothing. Use 1 or more."
+        elif count > 1 and execution.mode == "embedded":
+            yield (
+                f"execution.update_processes.{policy}: {count} processes need execution.mode: work_pools. "
+                "Set it, or use 1."
+            )
+    for place, pool in (("iteration_pool", execution.iteration_pool), *execution.update_pools.items()):
+        if not _POOL.fullmatch(pool):
+            yield f"execution: {place} {pool!r} is no name for a work pool. Use a-z, 0-9, _ and -."

@@ -75,6 +75,10 @@ class RunConfig(Section):
         """Folder of the policy's versions under the run's `policies/`."""
         return self.policies[policy].store_as or policy
 
+    def update_pool_of(self, policy: str) -> str:
+        """Work pool that the policy's updates run on."""
+        return self.execution.update_pools.get(policy, f"mgrpo-gpu-{policy}")
+
     def canonical_json(self) -> str:
         """The whole config with sorted keys: equal configs give equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True, separators=(",", ":"))

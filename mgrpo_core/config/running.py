@@ -49,12 +49,28 @@ class EvaluationConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where the stages run."""
+    """Where the stages run. None of it decides what is computed."""
 
-    mode: Literal["embedded"] = "embedded"
-    """embedded: one process, in-process engines, policy updates as subflows."""
+    mode: Literal["embedded", "work_pools"] = "embedded"
+    """embedded: one process, updates in it. work_pools: each policy's update is a run of its own on its own pool."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of each engine and update; None = share the machine's cores."""
+    iteration_pool: str = "mgrpo-cpu"
+    """Work pool of the iteration itself."""
+    update_pools: dict[str, str] = {}
+    """Work pool of a policy's update, by policy; `mgrpo-gpu-<policy>` where none is named."""
+    update_processes: dict[str, int] = {}
+    """Processes that share a policy's update (torchrun, FSDP2), by policy; 1 where none is given."""
+    update_attempts: int = Field(default=2, ge=1)
+    """How often one iteration starts an update on its pool before it fails."""
+    start_deadline_s: float = Field(default=3600.0, gt=0)
+    """Longest wait for a worker to take an update."""
+    update_deadline_s: float = Field(default=24 * 3600.0, gt=0)
+    """Longest run of an update, after which it is cancelled."""
+    server_patience_s: float = Field(default=600.0, gt=0)
+    """How long a Prefect server that does not answer is asked again."""
+    single_writer: bool = False
+    """Promise that one machine at a time writes the store: for object stores that ignore conditional writes."""
 
 
 class TrackingConfig(Section):
