@@ -1,6 +1,5 @@
 """Stage: the manifest, written last. Both policies or neither; then the iteration exists."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,10 +9,10 @@ from infra.store import layout
 from infra.store.code_version import code_version
 from infra.store.files import FileRef
 from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, commit_manifest
+from infra.training.policy_update import PolicyUpdate
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
 from tasks.tables import TrajectoryTables
-from tasks.update_policy import PolicyUpdate
 
 
 @stage
@@ -46,7 +45,7 @@ async def commit_iteration(
         Manifest(
             run=at.run,
             iteration=at.iteration,
-            config_sha256=hashlib.sha256(config.canonical_json().encode()).hexdigest(),
+            config_sha256=config.sha256(),
             lineage_sha256=config.lineage_sha256(),
             code_version=code_version(),
             parent_sha256=at.parent_sha256,

@@ -11,11 +11,11 @@ from infra.store.files import FileRef
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, REWARDS, TRAJECTORIES
 from infra.store.tables import read_table
 from infra.store.trajectory_rows import OUTCOME_COLUMNS, trajectories_of
+from infra.training.policy_update import PolicyUpdate
 from mgrpo_core.rollout.counts import count_trajectories
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
 from tasks.tables import TrajectoryTables
-from tasks.update_policy import PolicyUpdate
 
 SmallTables = tuple[FileRef, FileRef, FileRef]
 """Rewards, alignment, advantages."""

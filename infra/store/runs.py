@@ -80,7 +80,7 @@ def create_or_open_run(
     """
     files.probe(layout.run_folder(name))
     data = config.canonical_json().encode()
-    config_sha256 = hashlib.sha256(data).hexdigest()
+    config_sha256 = config.sha256()
     record = {
         "name": name,
         "schema_version": RUN_VERSION,

@@ -83,6 +83,10 @@ class RunConfig(Section):
         """The whole config with sorted keys: equal configs give equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
+    def sha256(self) -> str:
+        """Hash of the whole config, by which the store names it."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
     def lineage_sha256(self) -> str:
         """Hash of what decides the weights; iterations, evaluation, execution and tracking may change on a resume."""
         kept = self.model_dump(mode="json", exclude=_NOT_LINEAGE)

@@ -57,9 +57,9 @@ class ExecutionConfig(Section):
     """Threads of each engine and update; None = share the machine's cores."""
     iteration_pool: str = "mgrpo-cpu"
     """Work pool of the iteration itself."""
-    update_pools: dict[str, str] = {}
+    update_pools: dict[str, str] = Field(default_factory=dict)
     """Work pool of a policy's update, by policy; `mgrpo-gpu-<policy>` where none is named."""
-    update_processes: dict[str, int] = {}
+    update_processes: dict[str, int] = Field(default_factory=dict)
     """Processes that share a policy's update (torchrun, FSDP2), by policy; 1 where none is given."""
     update_attempts: int = Field(default=2, ge=1)
     """How often one iteration starts an update on its pool before it fails."""

@@ -28,7 +28,7 @@ def finished(program: Program, team: Path, tmp_path_factory: pytest.TempPathFact
 
 # cases B2, G6
 def test_weights_that_turn_to_nan_stop_the_update_before_its_step_with_a_trajectory_named(program, team, tmp_path):
-    trap = Trap("tasks.update_policy:train_policy", action="tests.flows.faulty:turn_to_nan")
+    trap = Trap("infra.training.policy_update:train_policy", action="tests.flows.faulty:turn_to_nan")
     ended = _train(program, team / "run.yaml", tmp_path, traps=(trap,))
 
     assert ended.code == 1

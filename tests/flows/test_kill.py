@@ -28,10 +28,10 @@ STAGED = [
     Trap("flows.iteration:score_rewards", "exit"),
     Trap("flows.iteration:align_trajectories", "exit"),
     Trap("flows.iteration:compute_advantages", "exit"),
-    Trap("tasks.update_policy:train_policy"),
-    Trap("tasks.update_policy:train_policy", "exit"),  # stepped, in memory only
-    Trap("tasks.update_policy:publish_version", "exit"),  # one version made, its figures not written
-    Trap("tasks.update_policy:publish_version", "exit", call=2),
+    Trap("infra.training.policy_update:train_policy"),
+    Trap("infra.training.policy_update:train_policy", "exit"),  # stepped, in memory only
+    Trap("infra.training.policy_update:publish_version", "exit"),  # one version made, its figures not written
+    Trap("infra.training.policy_update:publish_version", "exit", call=2),
     Trap("flows.iteration:update_policy", "exit"),
     Trap("flows.iteration:measure_iteration", "exit"),
     Trap("tasks.commit_iteration:commit_manifest"),
@@ -105,10 +105,10 @@ def test_a_kill_after_everything_is_staged_leaves_no_trace(program, team, tmp_pa
 
 
 def test_a_version_that_was_published_before_the_kill_gets_no_second_optimiser_step(program, team, tmp_path):
-    _kill(program, team, tmp_path, Trap("tasks.update_policy:publish_version", "exit", call=2))
+    _kill(program, team, tmp_path, Trap("infra.training.policy_update:publish_version", "exit", call=2))
     records = sorted((tmp_path / "r/policies").glob("*/00000001/version.json"))
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in records]
-    _continue(program, team, tmp_path, Trap("tasks.update_policy:train_policy", action="raise"))
+    _continue(program, team, tmp_path, Trap("infra.training.policy_update:train_policy", action="raise"))
 
     assert len(before) == 2
     assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in records] == before

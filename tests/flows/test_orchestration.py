@@ -11,9 +11,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType, TaskRun
 
+import infra.training.policy_update
 import tasks.commit_iteration
 import tasks.roll_out
-import tasks.update_policy
 from flows.iteration import iteration
 from flows.load_config import load_config
 from flows.process import keep_open
@@ -59,11 +59,11 @@ def trained(program, team, tmp_path_factory) -> Path:
 
 
 async def test_f1_an_update_that_raises_fails_the_flow_and_publishes_nothing(program, team, tmp_path):
-    trap = Trap("tasks.update_policy:train_policy", action="raise")
+    trap = Trap("infra.training.policy_update:train_policy", action="raise")
     ended = program.run("train", team / "run.yaml", "--run", "f1", "--store", tmp_path, traps=[trap])
 
     assert ended.code == 1
-    assert "trap at tasks.update_policy:train_policy" in ended.err
+    assert "trap at infra.training.policy_update:train_policy" in ended.err
     await _flow_run("f1-0000", StateType.FAILED)
     assert not (iteration_folder(tmp_path, run="f1") / "manifest.json").exists()
     listed = json.loads(program.run("runs", "--store", tmp_path, "--json").out)
@@ -91,9 +91,9 @@ async def test_f2_a_flow_that_is_retried_repeats_no_rollout_and_no_optimiser_ste
             raise failure
         return commit(*args)
 
-    train, commit = tasks.update_policy.train_policy, tasks.commit_iteration.commit_manifest
+    train, commit = infra.training.policy_update.train_policy, tasks.commit_iteration.commit_manifest
     stage_group = tasks.roll_out.stage_group
-    monkeypatch.setattr(tasks.update_policy, "train_policy", counted_step)
+    monkeypatch.setattr(infra.training.policy_update, "train_policy", counted_step)
     monkeypatch.setattr(tasks.roll_out, "stage_group", counted_group)
     monkeypatch.setattr(tasks.commit_iteration, "commit_manifest", commit_at_second_try)
     async with keep_open("f2", str(tmp_path), config, quiet=True):

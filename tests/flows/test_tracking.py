@@ -28,7 +28,11 @@ def story(program: Program, team: Path, tmp_path_factory: pytest.TempPathFactory
         story.append((code, run.info.status))
 
     ended(program.run(*base).code)
-    ended(program.run(*base, "--iterations", 3, traps=[Trap("tasks.update_policy:train_policy", action="raise")]).code)
+    ended(
+        program.run(
+            *base, "--iterations", 3, traps=[Trap("infra.training.policy_update:train_policy", action="raise")]
+        ).code
+    )
     hangs = store / "hangs"
     trap = Trap("mgrpo_core.rollout.controller:within", call=5, action="hang", file=str(hangs))
     running = program.start(*base, "--iterations", 3, traps=[trap])
