@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mgrpo_core.errors import ConfigError, NonFiniteError
+from mgrpo_core.errors import ConfigError, NonFiniteError, ShapeError
 from mgrpo_core.update.dropout import dropout_off
 from mgrpo_core.update.gradients import Gradients
 from mgrpo_core.update.loss import Denominators
 from mgrpo_core.update.metric_sums import MetricSums, metrics_of
 from mgrpo_core.update.packing import PackingPlan, Segment
-from mgrpo_core.update.ranks import OneRank, Ranks
+from mgrpo_core.update.ranks import OneRank, OtherRankError, Ranks
 from mgrpo_core.update.training_trajectory import TrainingTrajectory
 from mgrpo_core.update.update_metrics import UpdateMetrics
 from mgrpo_core.update.update_settings import UpdateSettings
@@ -41,6 +41,7 @@ def policy_gradient(
     reference: nn.Module | None = None,
     on_progress: Progress | None = None,
     ranks: Ranks | None = None,
+    all_ids: Sequence[str] | None = None,
 ) -> UpdateMetrics:
     """Update one policy in place on an iteration's trajectories.
 
@@ -61,12 +62,14 @@ def policy_gradient(
         on_progress: told about tokens done.
         ranks: the processes of a sharded update, each with trajectories of its own; None = this one alone. Loss,
             gradient and metrics are those of all the trajectories together.
+        all_ids: ids of the trajectories that take part, over all ranks: minibatches are drawn from them, so that how
+            many ranks there are decides nothing. Needed where there is more than one rank and more than one step.
 
     Raises:
         NonFiniteError: if a loss or gradient is NaN or infinite; names the trajectory. Raised before that minibatch's
             optimiser step, gradients cleared.
-        ShapeError: if a trajectory does not fit a micro-batch.
-        ConfigError: if the settings want a reference that is not given.
+        ShapeError: if a trajectory does not fit a micro-batch, or `all_ids` are not those of the ranks together.
+        ConfigError: if the settings want a reference or ids that are not given.
     Source: M-GRPO, arXiv:2511.13288, Eq. 14-19; each policy on its own.
     """
     if settings.loss.kl.coefficient and reference is None:
@@ -80,7 +83,7 @@ def policy_gradient(
     )
     gradients = Gradients(model, reference, taking_part, settings)
     ranks = ranks or OneRank()
-    minibatches = _minibatches(len(taking_part), settings, rng)
+    minibatches = _minibatches(_places(taking_part, all_ids, gradients, ranks, settings), settings, rng)
     with dropout_off(model), dropout_off(reference or nn.Identity()):
         update = _Update(gradients, optimizer, settings, ranks, on_progress, minibatches)
         try:
@@ -204,7 +207,7 @@ class _Update:
 
     def _blame_for_loss(self, segments: Sequence[Segment], place: int | None) -> NonFiniteError:
         if place is None:
-            return NonFiniteError(f"the loss of another rank is not finite; its error names the trajectory. {_ADVICE}")
+            return OtherRankError(f"the loss of another rank is not finite; its error names the trajectory. {_ADVICE}")
         index = sorted({segment.trajectory for segment in segments})[place]
         trajectory_id = self._gradients.trajectories[index].trajectory_id
         return NonFiniteError(f"trajectory {trajectory_id}: its share of the loss is not finite. {_ADVICE}")
@@ -231,13 +234,43 @@ class _Update:
         )
 
 
-def _minibatches(trajectories: int, settings: UpdateSettings, rng: np.random.Generator) -> list[list[int]]:
-    """Indices of the trajectories of each minibatch, over all epochs; ascending within one."""
+def _places(
+    own: Sequence[TrainingTrajectory],
+    all_ids: Sequence[str] | None,
+    gradients: Gradients,
+    ranks: Ranks,
+    settings: UpdateSettings,
+) -> list[int | None]:
+    """For each trajectory of all ranks, in the order of their ids, its place among this rank's own."""
+    if all_ids is None:
+        if ranks.count > 1 and settings.optimizer_steps > 1:
+            raise ConfigError(
+                f"policy_gradient: {ranks.count} ranks and {settings.optimizer_steps} minibatches, but not the ids of "
+                "all trajectories, from which minibatches are drawn. Pass all_ids."
+            )
+        return list(range(len(own)))
+    place = {trajectory.trajectory_id: index for index, trajectory in enumerate(own)}
+    places = [place.get(one) for one in sorted(all_ids)]
+    held = sum(one is not None for one in places)
+    counts = torch.tensor([len(own), held], dtype=torch.float64, device=gradients.device)
+    trained, found = cast("list[float]", cast("Any", ranks.sum(counts)).tolist())
+    if not trained == found == len(all_ids):
+        raise ShapeError(
+            f"policy_gradient: {round(trained)} trajectories take part over {ranks.count} ranks, {round(found)} of "
+            f"them among the {len(all_ids)} of all_ids; expected each id on exactly one rank."
+        )
+    return places
+
+
+def _minibatches(places: Sequence[int | None], settings: UpdateSettings, rng: np.random.Generator) -> list[list[int]]:
+    """Indices of this rank's trajectories of each minibatch, over all epochs; ascending within one."""
     if settings.optimizer_steps == 1:
-        return [list(range(trajectories))] * settings.epochs
-    orders = [rng.permutation(trajectories) for _ in range(settings.epochs)]
-    parts = [part for order in orders for part in np.array_split(order, settings.optimizer_steps)]
-    return [cast("list[int]", np.sort(part).tolist()) for part in parts]
+        return [[place for place in places if place is not None]] * settings.epochs
+    orders = [rng.permutation(len(places)) for _ in range(settings.epochs)]
+    parts = [
+        cast("list[int]", part.tolist()) for order in orders for part in np.array_split(order, settings.optimizer_steps)
+    ]
+    return [sorted(place for index in part if (place := places[index]) is not None) for part in parts]
 
 
 def _first_not_finite(value_N: Tensor) -> int | None:

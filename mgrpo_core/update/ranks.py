@@ -4,6 +4,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mgrpo_core.errors import NonFiniteError
+
+
+class OtherRankError(NonFiniteError):
+    """This rank is sound and stops because another is not; the other's error says what happened."""
+
 
 class Ranks(Protocol):
     """The processes that update one policy together, each on trajectories of its own.

@@ -20,8 +20,13 @@ from mgrpo_core.update.policy_gradient import UpdateSettings, policy_gradient
 from mgrpo_core.update.training_trajectory import TrainingTrajectory
 from tests.mgrpo_core.update.small_policies import random_trajectories, small_policy
 
-CASES = ("uneven", "broken")
-SETTINGS = UpdateSettings(micro_batch_tokens=100, epochs=2, loss=LossSettings(kl=KLPenalty(0.1)), max_grad_norm=0.05)
+CASES = ("uneven", "minibatches", "broken")
+
+
+def settings_of(case: str) -> UpdateSettings:
+    loss = LossSettings(kl=KLPenalty(0.1))
+    steps = 3 if case == "minibatches" else 1
+    return UpdateSettings(micro_batch_tokens=100, epochs=2, optimizer_steps=steps, loss=loss, max_grad_norm=0.05)
 
 
 def shares(case: str) -> list[list[TrainingTrajectory]]:
@@ -73,14 +78,15 @@ def update(case: str, rank: int) -> dict[str, object]:
             scorer,
             shares(case)[rank],
             optimizer,
-            SETTINGS,
+            settings_of(case),
             rng=np.random.default_rng(7),
             reference=sharded(5),
             ranks=ProcessRanks(),
+            all_ids=[one.trajectory_id for share in shares(case) for one in share],
         )
         found["metrics"] = asdict(metrics)
     except NonFiniteError as error:
-        found["error"] = str(error)
+        found["error"] = f"{type(error).__name__}: {error}"
     found["weights"] = whole_weights(scorer)
     return found
 
