@@ -11,6 +11,7 @@ from infra.store.manifests import newest_committed
 from infra.store.runs import newest_config, open_store, require_run
 from mgrpo_core.evaluation import PairedDifference, paired_difference
 from tasks.evaluate_policies import Decoding, HeldOutResult, evaluate_policies, require_iterations
+from tasks.report import report_evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,21 @@ class Comparison:
 
     def line(self) -> str:
         """For people."""
+        how, questions, start, now, change = self._cells()
+        return f"{how:<14} {questions}  start {start}  now {now}  change {change}"
+
+    def row(self) -> str:
+        """The same as a row of a Markdown table."""
+        return f"| {' | '.join(self._cells())} |"
+
+    def _cells(self) -> tuple[str, str, str, str, str]:
         rate, first, change = self.later.rate, self.start.rate, self.difference
-        how = f"temperature {self.decoding.temperature:g}" if self.decoding.temperature else "greedy"
         return (
-            f"{how:<14} {rate.questions} x {self.decoding.samples}  start {first.rate:.3f} "
-            f"[{first.low:.3f}, {first.high:.3f}]  now {rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}]  "
-            f"change {change.difference:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+            f"temperature {self.decoding.temperature:g}" if self.decoding.temperature else "greedy",
+            f"{rate.questions} x {self.decoding.samples}",
+            f"{first.rate:.3f} [{first.low:.3f}, {first.high:.3f}]",
+            f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}]",
+            f"{change.difference:+.3f} [{change.low:+.3f}, {change.high:+.3f}]",
         )
 
 
@@ -45,6 +55,12 @@ class Evaluation:
         """For people: success with 95 % intervals."""
         head = f"Run {self.run}, held-out success after {self.after} iterations (95 % intervals over questions):"
         return [head, *("  " + comparison.line() for comparison in self.comparisons)]
+
+    def markdown(self) -> str:
+        """For an artifact."""
+        head = f"# {self.run}, held-out success after {self.after} iterations\n\n95 % intervals over questions.\n"
+        table = "\n\n| decoding | questions | start | now | change |\n|---|---:|---|---|---|\n"
+        return head + table + "\n".join(comparison.row() for comparison in self.comparisons) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """For programs: rates and differences, without the single answers."""
@@ -89,7 +105,9 @@ async def evaluate(
             start = await evaluate_policies(resources, 0, decoding, questions or settings.questions)
             later = await evaluate_policies(resources, after, decoding, questions or settings.questions)
             comparisons.append(Comparison(decoding, start, later, paired_difference(start.scores, later.scores)))
-        return Evaluation(run, after, tuple(comparisons))
+        found = Evaluation(run, after, tuple(comparisons))
+        await report_evaluation(found.markdown())
+        return found
 
 
 async def evaluate_run(

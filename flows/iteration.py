@@ -13,6 +13,7 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
+from flows.cancellation import cancel_children
 from flows.process import resources_of
 from mgrpo_core.side_by_side import side_by_side
 from tasks.align_trajectories import align_trajectories
@@ -20,12 +21,12 @@ from tasks.commit_iteration import commit_iteration
 from tasks.compute_advantages import compute_advantages
 from tasks.materialize_trajectories import materialize_trajectories
 from tasks.measure import measure_iteration
-from tasks.open_iteration import open_iteration
+from tasks.open_iteration import opened
 from tasks.publish_policy import publish_policy
 from tasks.report import report_iteration
 from tasks.roll_out import IterationRollouts, main_rollout, sub_agent_invocation
 from tasks.score_rewards import score_rewards
-from tasks.update_policy import update_policy
+from tasks.updates import update_stage
 
 
 def _flow_run_name() -> str:
@@ -34,38 +35,42 @@ def _flow_run_name() -> str:
     return f"{parameters['run']}-{'next' if number is None else f'{number:04d}'}"
 
 
-@flow(name="mgrpo", flow_run_name=_flow_run_name)
-async def iteration(run: str, store: str = "mgrpo-store", iteration: int | None = None) -> dict[str, float]:
+@flow(name="mgrpo", flow_run_name=_flow_run_name, on_cancellation=[cancel_children])
+async def iteration(
+    run: str, store: str = "mgrpo-store", iteration: int | None = None, config: str | None = None
+) -> dict[str, float]:
     """Compute a run's next iteration and commit it.
 
     Args:
         run: Name of the run.
         store: Folder or fsspec URL of the store.
         iteration: Number of the iteration; empty = the next one.
+        config: sha256 of one of the run's stored configs; empty = the newest iteration's.
     """
     started = time.perf_counter()
-    async with resources_of(run, store) as resources:
+    async with resources_of(run, store, config) as resources:
         resources.clock.clear()
-        at = await open_iteration(resources, iteration)
-        rollouts = IterationRollouts(resources, at)
-        await side_by_side(
-            main_rollout(resources, rollouts),
-            *(sub_agent_invocation(resources, rollouts, agent) for agent in rollouts.stages.sub_agents),
-        )
-        trajectories = await materialize_trajectories(resources, at)
-        rewards = await score_rewards(resources, at, trajectories)
-        alignment = await align_trajectories(resources, at, rewards)
-        advantages = await compute_advantages(resources, at, rewards, alignment)
-        updates = await side_by_side(
-            *(
-                update_policy(resources, at, policy, trajectories, advantages)
-                for policy in resources.config.trained_policies
+        async with opened(resources, iteration) as at:
+            rollouts = IterationRollouts(resources, at)
+            await side_by_side(
+                main_rollout(resources, rollouts),
+                *(sub_agent_invocation(resources, rollouts, agent) for agent in rollouts.stages.sub_agents),
             )
-        )
-        metrics = await measure_iteration(resources, at, trajectories, (rewards, alignment, advantages), updates)
-        committed = await commit_iteration(
-            resources, at, trajectories, (rewards, alignment, advantages), updates, metrics
-        )
+            trajectories = await materialize_trajectories(resources, at)
+            rewards = await score_rewards(resources, at, trajectories)
+            alignment = await align_trajectories(resources, at, rewards)
+            advantages = await compute_advantages(resources, at, rewards, alignment)
+            update_policy = update_stage(resources.config)
+            updates = await side_by_side(
+                *(
+                    update_policy(resources, at, policy, trajectories, advantages)
+                    for policy in resources.config.trained_policies
+                )
+            )
+            metrics = await measure_iteration(resources, at, trajectories, (rewards, alignment, advantages), updates)
+            committed = await commit_iteration(
+                resources, at, trajectories, (rewards, alignment, advantages), updates, metrics
+            )
         await publish_policy(resources, committed)
         await report_iteration(resources, committed, metrics, time.perf_counter() - started)
         return metrics

@@ -1,19 +1,17 @@
 """Iterations in a row, until the run has all its config asks for."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prefect import flow
+
+from flows.cancellation import cancel_children
 from flows.evaluate import evaluate
 from flows.iteration import iteration
-from flows.process import keep_open
+from flows.process import keep_open, stored_config, tracked_run
 from flows.temporary_server import wait_for_server
-from infra.resources import RunResources
 from infra.store.runs import resume_point
-from infra.tracking.run_status import tracked
-from infra.tracking.tracker import RunIdentity
 from mgrpo_core.config import RunConfig
 from tasks.report import draw_curves, tell_tracker
 
@@ -52,6 +50,24 @@ class Trained:
         return [*lines, f"Curves: {self.picture}"] if self.picture else lines
 
 
+@flow(name="mgrpo-train", flow_run_name="{run}-train", on_cancellation=[cancel_children])
+async def train(
+    run: str, store: str = "mgrpo-store", iterations: int | None = None, config: str | None = None
+) -> dict[str, float]:
+    """Compute a run's iterations one after another, until it has as many as asked for.
+
+    Args:
+        run: Name of the run.
+        store: Folder or fsspec URL of the store.
+        iterations: How many the run shall have in the end; empty = its config's number.
+        config: sha256 of one of the run's stored configs; empty = the newest iteration's.
+    """
+    settings = stored_config(run, store, config)
+    if iterations is not None:
+        settings = settings.model_copy(update={"iterations": iterations})
+    return (await train_run(settings, run=run, store=store)).last_metrics
+
+
 async def train_run(
     config: RunConfig, *, run: str, store: str, accept_config_change: bool = False, quiet: bool = False
 ) -> Trained:
@@ -65,7 +81,7 @@ async def train_run(
         metrics: dict[str, float] = {}
         in_all = worked = 0.0
         await wait_for_server()
-        with _tracked(resources):
+        with tracked_run(resources):
             if resume.newest:  # a process that died between commit and report told nobody
                 tell_tracker(resources, resume.newest, resources.history.metrics(first - 1))
             for number in range(first, config.iterations):
@@ -91,11 +107,3 @@ async def train_run(
             picture=str(picture) if picture else None,
             last_metrics=metrics,
         )
-
-
-@contextmanager
-def _tracked(resources: RunResources) -> Iterator[None]:
-    """The run's MLflow status is this process's fate."""
-    identity = RunIdentity(resources.run.name, resources.files.url)
-    with tracked(resources.tracker, identity, resources.config.model_dump(mode="json")):
-        yield

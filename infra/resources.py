@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from infra.progress import ProgressBoard
 from infra.serving.embedded import EmbeddedPolicyClient
 from infra.stage_clock import StageClock
 from infra.store.files import StoreFiles
+from infra.store.leases import Lease
 from infra.store.policies import PolicyVersion, fetch_version, find_version, publish_version, require_version
 from infra.store.runs import StoredRun, create_or_open_run
 from infra.team import team_of
@@ -64,6 +66,7 @@ class RunResources:
         self.history = RunHistory(run.files, run.name)
         self.picture_drawn_at = -math.inf
         self.clock = StageClock()
+        self.lease: Lease | None = None
 
     @property
     def curves_file(self) -> Path:
@@ -156,7 +159,7 @@ def _tracker(files: StoreFiles, config: RunConfig) -> Tracker:
     tracking = config.tracking
     if not tracking.mlflow:
         return MemoryTracker()
-    uri = tracking.mlflow_uri or local_uri(files.url, Path("mgrpo-out"))
+    uri = tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or local_uri(files.url, Path("mgrpo-out"))
     return MlflowTracker(uri, tracking.experiment)
 
 

@@ -51,6 +51,10 @@ class IncompleteIterationError(InfrastructureError):
     """Too many rollouts failed for the iteration to be trained on."""
 
 
+class UpdateFailedError(InfrastructureError):
+    """A policy's update on its work pool failed, was cancelled, or took too long."""
+
+
 class StoreError(MGRPOError, RuntimeError):
     """The store of a run cannot be used as it stands."""
 
@@ -69,6 +73,10 @@ class SchemaVersionError(StoreError):
 
 class AlreadyCommittedError(StoreError, FileExistsError):
     """Somebody else committed this iteration first."""
+
+
+class IterationTakenError(StoreError, RuntimeError):
+    """Another live process computes this iteration; it is left to it."""
 
 
 class RunConflictError(StoreError, ValueError):

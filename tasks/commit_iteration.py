@@ -4,11 +4,15 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from prefect.runtime import flow_run
+
 from infra.resources import RunResources
 from infra.store import layout
 from infra.store.code_version import code_version
 from infra.store.files import FileRef
 from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, commit_manifest
+from infra.store.staging import clear_staging
+from infra.store.writer import new_writer
 from infra.training.policy_update import PolicyUpdate
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
@@ -28,6 +32,7 @@ async def commit_iteration(
 
     Raises:
         AlreadyCommittedError: another process committed this iteration; its version of it stands.
+        IterationTakenError: another process took this one for dead, and computes the iteration.
     """
     files = resources.files
     data = (json.dumps(dict(metrics), sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
@@ -40,6 +45,9 @@ async def commit_iteration(
     ]
     prefix = layout.iteration_folder(at.run, at.iteration) + "/"
     config = resources.config
+    if resources.lease is not None:
+        resources.lease.require()
+        resources.lease.stop()  # it lies in the staging folder, which goes
     committed = commit_manifest(
         files,
         Manifest(
@@ -53,9 +61,10 @@ async def commit_iteration(
             policies={**_untouched(resources, at), **{update.policy: update.step for update in updates}},
             cursor=at.cursor,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            writer=new_writer(flow_run.name or "mgrpo"),
         ),
     )
-    files.remove_folder(layout.staging_folder(at.run, at.iteration))
+    clear_staging(files, at.run, at.iteration)
     return committed
 
 

@@ -57,6 +57,14 @@ async def report_iteration(
         stage_logger().warning("Artifacts of iteration %s are missing: %s", manifest.iteration, error)
 
 
+async def report_evaluation(markdown: str) -> None:
+    """Keep what an evaluation found as an artifact of its flow run."""
+    try:
+        await acreate_markdown_artifact(markdown, key="mgrpo-held-out")
+    except Exception as error:
+        stage_logger().warning("The artifact of the evaluation is missing: %s", error)
+
+
 def tell_tracker(resources: RunResources, committed: CommittedManifest, metrics: Mapping[str, float]) -> None:
     """Have the tracker store a committed iteration; told twice, it is stored once."""
     manifest = committed.manifest

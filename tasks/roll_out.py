@@ -1,14 +1,15 @@
 """Stages: the main agent's rollouts, and each sub-agent's invocations, side by side over one delegation board."""
 
 import asyncio
+from collections.abc import Callable
 
-from infra.progress import Bar
 from infra.resources import RunResources
 from infra.store.staging import stage_group, staged_positions
 from mgrpo_core.rollout.stages import RolloutPlan, RolloutStages
 from mgrpo_core.trajectories import Query, Rollout, Trajectory
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
+from tasks.work_progress import WorkProgress
 
 
 class IterationRollouts:
@@ -30,7 +31,7 @@ class IterationRollouts:
             concurrency=config.rollout.concurrency,
             reply_deadline_s=config.rollout.reply_deadline_s,
         )
-        self._bars: dict[str, Bar] = {}
+        self._watchers: dict[str, tuple[Callable[[int], None], ...]] = {}
         self._done: dict[str, int] = {}
         self.stages = RolloutStages(
             resources.team,
@@ -40,9 +41,9 @@ class IterationRollouts:
             on_trajectory=self._count,
         )
 
-    def watch(self, agent: str, bar: Bar) -> None:
-        """Move `bar` with each trajectory of the agent that ends."""
-        self._bars[agent] = bar
+    def watch(self, agent: str, *watchers: Callable[[int], None]) -> None:
+        """Tell them, with each trajectory of the agent that ends, how many there are."""
+        self._watchers[agent] = watchers
 
     async def stage(self, query: Query, rollouts: tuple[Rollout, ...]) -> None:
         """Keep a finished group."""
@@ -53,8 +54,8 @@ class IterationRollouts:
     def _count(self, trajectory: Trajectory) -> None:
         agent = trajectory.key.agent
         self._done[agent] = self._done.get(agent, 0) + 1
-        if agent in self._bars:
-            self._bars[agent].move(self._done[agent])
+        for tell in self._watchers.get(agent, ()):
+            tell(self._done[agent])
 
 
 @stage
@@ -63,8 +64,9 @@ async def main_rollout(resources: RunResources, rollouts: IterationRollouts) -> 
     main = resources.config.main_agent
     total = len(rollouts.missing) * resources.config.rollout.rollouts_per_query
     with resources.progress.bar(f"rollouts · {main}", total, "rollouts") as bar:
-        rollouts.watch(main, bar)
-        await rollouts.stages.run_main(rollouts.missing, rollouts.stage)
+        async with WorkProgress("Rollouts", "rollouts") as artifact:
+            rollouts.watch(main, bar.move, lambda done: artifact.move(done, total))
+            await rollouts.stages.run_main(rollouts.missing, rollouts.stage)
     return len(rollouts.missing)
 
 

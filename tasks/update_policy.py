@@ -1,12 +1,11 @@
 """Stage: one policy's update in this process, from its own rows and the small tables alone."""
 
-import asyncio
-
 from infra.resources import RunResources
 from infra.store.files import FileRef
 from infra.training.policy_update import PolicyUpdate, carry_out, update_order
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
+from tasks.stoppable import stoppable
 from tasks.tables import TrajectoryTables
 
 
@@ -18,4 +17,4 @@ async def update_policy(
     files, config = resources.files, resources.config
     order = update_order(files, config, (at.run, at.iteration), policy, at.versions[policy], tables.shards, advantages)
     with resources.progress.bar(f"update · {policy}", 1, "tokens") as bar:
-        return await asyncio.to_thread(carry_out, files, config, order, resources.cache, bar.move)
+        return await stoppable(lambda move: carry_out(files, config, order, resources.cache, move), bar.move)

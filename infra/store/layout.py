@@ -61,6 +61,11 @@ def staging_folder(run: str, iteration: int) -> str:
     return f"{iteration_folder(run, iteration)}/staging"
 
 
+def leases_folder(run: str, iteration: int) -> str:
+    """Who computes the iteration."""
+    return f"{staging_folder(run, iteration)}/leases"
+
+
 def staged_group(run: str, iteration: int, position: int) -> str:
     return f"{staging_folder(run, iteration)}/{position:08d}.parquet"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mgrpo_core.config.run import RunConfig
 
+_CREDENTIAL = re.compile(r"KEY|SECRET|TOKEN$|TOKEN_|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 _POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 # Names become file names, flow-run names, metric names and tool names: one alphabet that is legal in all of them.
@@ -202,7 +203,7 @@ def _batches(config: "RunConfig") -> Iterator[str]:
 
 def _pools(config: "RunConfig") -> Iterator[str]:
     execution = config.execution
-    for field in ("update_pools", "update_processes"):
+    for field in ("update_pools", "update_processes", "update_env"):
         for policy in getattr(execution, field):
             if policy not in config.policies:
                 yield (
@@ -216,6 +217,13 @@ def _pools(config: "RunConfig") -> Iterator[str]:
                 f"execution.update_processes.{policy}: {count} processes need execution.mode: work_pools. "
                 "Set it, or use 1."
             )
+    for policy, env in execution.update_env.items():
+        for name in env:
+            if _CREDENTIAL.search(name):
+                yield (
+                    f"execution.update_env.{policy}.{name}: looks like a credential, and a config is stored and shown. "
+                    "Set it in the environment of the worker, or give the worker a role."
+                )
     for place, pool in (("iteration_pool", execution.iteration_pool), *execution.update_pools.items()):
         if not _POOL.fullmatch(pool):
             yield f"execution: {place} {pool!r} is no name for a work pool. Use a-z, 0-9, _ and -."

@@ -61,6 +61,8 @@ class ExecutionConfig(Section):
     """Work pool of a policy's update, by policy; `mgrpo-gpu-<policy>` where none is named."""
     update_processes: dict[str, int] = Field(default_factory=dict)
     """Processes that share a policy's update (torchrun, FSDP2), by policy; 1 where none is given."""
+    update_env: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Environment of a policy's update, by policy, such as CUDA_VISIBLE_DEVICES. Never credentials."""
     update_attempts: int = Field(default=2, ge=1)
     """How often one iteration starts an update on its pool before it fails."""
     start_deadline_s: float = Field(default=3600.0, gt=0)
@@ -78,5 +80,5 @@ class TrackingConfig(Section):
 
     mlflow: bool = True
     mlflow_uri: str | None = None
-    """None = a SQLite file beside a local store."""
+    """None = MLFLOW_TRACKING_URI, or a SQLite file beside a local store."""
     experiment: str = "mgrpo"
