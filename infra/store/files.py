@@ -3,27 +3,28 @@
 import errno
 import hashlib
 import os
-import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store import layout
+from infra.store.address import file_system, is_s3
+from infra.store.disk import TEMPORARY, create_file, sync_folder, temporary_file
 from infra.store.hashing import HashingFile, sha256_of
 from infra.store.write_errors import as_store_errors
 from mgrpo_core.errors import AlreadyCommittedError, StoreError, StoreNotWritableError, TableIntegrityError
 
+PATIENCE_S = 180.0
+"""How long an S3 server that gives no answer is asked again: a restart takes seconds, a failover a minute or two."""
+
 _CHUNK = 1 << 20
-_TEMPORARY = ".tmp-"  # readers skip such names, and no glob for *.parquet or *.json finds them
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-_CONFLICT_ATTEMPTS = 5
-_IDENTITY = ("size", "ino", "mtime", "ETag", "LastModified")  # what file systems know of a file's content
+_CONTENT = ("size", "ino", "mtime", "ETag")  # what file systems know of a file's content
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +41,28 @@ class StoreFiles:
     """A store's root on an fsspec file system. All paths are relative to it (see `layout`).
 
     A file appears whole or not at all: on a local disk it is written beside its place, flushed to the disk and renamed;
-    elsewhere it is spooled and uploaded in one piece, which object stores make visible only when complete. No listing
-    cache is trusted.
+    elsewhere it is spooled and uploaded, and object stores show an upload only when it is complete. No listing cache is
+    trusted.
     """
 
-    def __init__(self, url: str) -> None:
-        """Raises: StoreError if no file system answers to the URL."""
-        try:
-            # Never a cached instance: its listing cache would hide what other processes write.
-            fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-        except (ValueError, ImportError, TypeError) as error:
-            raise StoreError(
-                f"store {url!r}: no file system for it ({error}). Give a folder or an fsspec URL."
-            ) from error
+    def __init__(self, url: str, *, single_writer: bool = False, patience_s: float = PATIENCE_S) -> None:
+        """A store at a folder or fsspec URL.
+
+        Args:
+            url: without credentials.
+            single_writer: a promise that nobody else writes this store meanwhile. Then a server without conditional
+                writes will do: `create` looks first.
+            patience_s: how long an S3 server that gives no answer is asked again, before a StoreError says so.
+
+        Raises: StoreError if no file system answers to the URL, or if it holds credentials.
+        """
+        fs, root = file_system(url, patience_s)
         self.url = url
         self.fs: Any = fs
-        self.root = str(root).rstrip("/")
+        self.root = root.rstrip("/")
+        self.single_writer = single_writer
         self.is_local = isinstance(fs, LocalFileSystem)
+        self._is_s3 = is_s3(url)
         self._written: dict[str, tuple[object, ...]] = {}
 
     def full(self, path: str) -> str:
@@ -69,12 +75,18 @@ class StoreFiles:
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder. A store that cannot be asked raises: no answer is not "no"."""
+        if self._is_s3:
+            return self.holds(path) or bool(self.fs.first_below(self.full(path)))
         self.fs.invalidate_cache()
         try:
             self.fs.info(self.full(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def holds(self, path: str) -> bool:
+        """Whether there is this file. On S3 one request; `exists` takes a second one to deny that it is a folder."""
+        return self.fs.look(self.full(path)) is not None if self._is_s3 else self.exists(path)
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; [] if there is none."""
@@ -84,15 +96,19 @@ class StoreFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
         names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
-        return sorted(name for name in names if name and not name.startswith(_TEMPORARY))
+        return sorted(name for name in names if name and not name.startswith(TEMPORARY))
 
     def files_below(self, folder: str) -> list[str]:
         """Paths of all files below a folder, sorted."""
+        return sorted(path for path in self._infos_below(folder) if f"/{TEMPORARY}" not in path)
+
+    def _infos_below(self, folder: str) -> dict[str, Mapping[str, Any]]:
+        """What the file system knows of each file below a folder. On S3 one request for a thousand files."""
         self.fs.invalidate_cache()
-        found = self.fs.find(self.full(folder))
         prefix = self.full("") + "/"
-        paths = (str(path).removeprefix(prefix) for path in found)
-        return sorted(path for path in paths if f"/{_TEMPORARY}" not in path)
+        found = self.fs.find(self.full(folder), detail=True)
+        # SeaweedFS keeps the folders of files that are gone; s3fs reports one that was asked for.
+        return {str(path).removeprefix(prefix): info for path, info in found.items() if info["type"] == "file"}
 
     def read(self, path: str) -> bytes:
         """Raises: TableIntegrityError if there is no such file."""
@@ -117,7 +133,8 @@ class StoreFiles:
             StoreNotWritableError: no space or no permission.
             AlreadyCommittedError: the file is of an iteration that has been committed; its files are never replaced.
         """
-        with as_store_errors(self.uri(path)), self._temporary(path) as temporary:
+        folder = Path(self.full(path)).parent if self.is_local else Path(tempfile.gettempdir())
+        with as_store_errors(self.uri(path)), temporary_file(folder) as temporary:
             with temporary.open("wb", buffering=_CHUNK) as raw:
                 file = HashingFile(raw)
                 yield file
@@ -127,31 +144,23 @@ class StoreFiles:
             self._refuse_if_committed(path)
             if self.is_local:
                 temporary.replace(self.full(path))
-                _sync_folder(temporary.parent)
-            else:
-                self.fs.put_file(str(temporary), self.full(path))
-            self._written[path] = self._identity(path)
+                sync_folder(temporary.parent)
+            self._written[path] = self._stat(path) if self.is_local else self._send(temporary, path)
+
+    def _send(self, local: Path, path: str) -> tuple[object, ...]:
+        """Upload a file; return what the file system knows of its content."""
+        if self._is_s3:
+            return _content({"size": local.stat().st_size, "ETag": self.fs.send(local, self.full(path))})
+        self.fs.put_file(str(local), self.full(path))
+        return self._stat(path)
 
     def _refuse_if_committed(self, path: str) -> None:
         manifest = layout.manifest_beside(path)
-        if manifest is not None and self.exists(manifest):
+        if manifest is not None and self.holds(manifest):
             raise AlreadyCommittedError(
                 f"{self.uri(path)}: its iteration is committed already, by another process or an earlier attempt. "
                 "Its files stand; start again to continue after it."
             )
-
-    @contextmanager
-    def _temporary(self, path: str) -> Iterator[Path]:
-        """An empty file of a name of its own: beside its place on a local disk, in the spool folder elsewhere."""
-        folder = Path(self.full(path)).parent if self.is_local else Path(tempfile.gettempdir())
-        folder.mkdir(parents=True, exist_ok=True)
-        # Not mkstemp: its files are for their owner alone, and a store is read by other accounts as the umask allows.
-        temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def create(self, path: str, data: bytes) -> FileRef:
         """Write a file that must not exist: of several writers exactly one succeeds, and its content is complete.
@@ -160,49 +169,31 @@ class StoreFiles:
         """
         with as_store_errors(self.uri(path)):
             if self.is_local:
-                self._link(path, data)
+                self._create_on_disk(path, data)
+            elif self._is_s3:
+                self.fs.create_object(self.full(path), data, look_first=self.single_writer)
+            elif self.single_writer and self.exists(path):
+                raise FileExistsError(errno.EEXIST, "somebody else wrote it first", path)
             else:
-                self._put_if_absent(path, data)
+                self.fs.pipe_file(self.full(path), data, mode="create")
         return FileRef(path, hashlib.sha256(data).hexdigest(), len(data))
 
-    def _link(self, path: str, data: bytes) -> None:
-        place = Path(self.full(path))
-        with self._temporary(path) as temporary:
-            with temporary.open("wb") as raw:
-                raw.write(data)
-                raw.flush()
-                os.fsync(raw.fileno())
-            try:
-                # A link, not a rename: it refuses to replace, and the name appears with its whole content.
-                os.link(temporary, place)
-            except OSError as error:
-                if error.errno in _NO_LINKS:
-                    raise StoreNotWritableError(
-                        f"{self.uri(path)}: its file system has no hard links ({error.strerror}), so that two writers "
-                        "could both commit. Give a --store on another disk, or an object store."
-                    ) from error
-                raise
-            _sync_folder(place.parent)
-
-    def _put_if_absent(self, path: str, data: bytes) -> None:
-        for attempt in range(_CONFLICT_ATTEMPTS):
-            try:
-                self.fs.pipe_file(self.full(path), data, mode="create")
-                return
-            except OSError as error:
-                # Servers differ in how they say 412 Precondition Failed: FileExistsError, or EINVAL. EINVAL also means
-                # a bad request, hence the look.
-                if isinstance(error, FileExistsError) or (error.errno == errno.EINVAL and self.exists(path)):
-                    raise FileExistsError(errno.EEXIST, "somebody else wrote it first", path) from error
-                # 409: another conditional write of this name is under way, and may yet fail.
-                if "ConditionalRequestConflict" not in str(error) or attempt + 1 == _CONFLICT_ATTEMPTS:
-                    raise
+    def _create_on_disk(self, path: str, data: bytes) -> None:
+        try:
+            create_file(Path(self.full(path)), data)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise StoreNotWritableError(
+                    f"{self.uri(path)}: its file system has no hard links ({error.strerror}), so that two writers "
+                    "could both commit. Give a --store on another disk, or an object store."
+                ) from error
+            raise
 
     def upload(self, local: Path, path: str) -> FileRef:
         """Copy a local file into the store."""
         if not self.is_local:  # no second copy on this machine's disk
             with as_store_errors(self.uri(path)):
-                self.fs.put_file(str(local), self.full(path))
+                self._send(local, path)
             return FileRef(path, sha256_of(local), local.stat().st_size)
         with local.open("rb") as source, self.writing(path) as file:
             while chunk := source.read(_CHUNK):
@@ -227,9 +218,20 @@ class StoreFiles:
         Its size always; where this process wrote it also what the file system knows of it (time, inode, ETag).
         """
         try:
-            now = self._identity(ref.path)
+            return self._change(ref, self._stat(ref.path))
         except FileNotFoundError:
             return "it is missing"
+
+    def changed_below(self, folder: str, refs: Iterable[FileRef]) -> dict[str, str]:
+        """The same for files below a folder, by path, those that changed; on S3 one request for all."""
+        infos = self._infos_below(folder)
+        changes = {
+            ref.path: self._change(ref, _content(infos[ref.path])) if ref.path in infos else "it is missing"
+            for ref in refs
+        }
+        return {path: change for path, change in changes.items() if change is not None}
+
+    def _change(self, ref: FileRef, now: tuple[object, ...]) -> str | None:
         if now[0] != ref.bytes:
             return f"it has {now[0]} bytes, {ref.bytes} were written"
         return "another process wrote it since" if self._written.get(ref.path, now) != now else None
@@ -239,10 +241,18 @@ class StoreFiles:
         for path in [path for path in self._written if path.startswith(f"{folder}/")]:
             del self._written[path]
 
-    def _identity(self, path: str) -> tuple[object, ...]:
+    def identity(self, path: str) -> tuple[object, ...]:
+        """What the file system knows of a file: another tuple once it was written again, even with the same content.
+
+        Raises: FileNotFoundError.
+        """
         self.fs.invalidate_cache()
         info = self.fs.info(self.full(path))
-        return tuple(info.get(name) for name in _IDENTITY)
+        return (*_content(info), info.get("LastModified"))
+
+    def _stat(self, path: str) -> tuple[object, ...]:
+        self.fs.invalidate_cache()
+        return _content(self.fs.info(self.full(path)))
 
     def sha256(self, path: str) -> tuple[str, int]:
         """Hash and size of a file, read as a stream.
@@ -260,7 +270,10 @@ class StoreFiles:
         return digest.hexdigest(), size
 
     def move_aside(self, path: str, aside: str) -> str:
-        """Move a file or folder below `aside`, under a name that is free; return where it went."""
+        """Move a file or folder below `aside`, under a name that is free; return where it went.
+
+        On an object store all is copied before anything is removed: a kill leaves two copies, never none.
+        """
         number = len(self.names(aside))
         while self.exists(target := f"{aside}/{number:04d}-{path.replace('/', '_')}"):
             number += 1
@@ -268,10 +281,10 @@ class StoreFiles:
             Path(self.full(aside)).mkdir(parents=True, exist_ok=True)
             Path(self.full(path)).replace(self.full(target))
         else:
-            # File by file: what a recursive `mv` makes of the folder's own name differs between file systems.
-            for one in self.files_below(path) or [path]:
-                self.fs.mv(self.full(one), self.full(target + one.removeprefix(path)))
-            self.remove_folder(path)  # empty now, and in the way where folders are more than prefixes
+            found = self.files_below(path)
+            copies = [target + one.removeprefix(path) for one in found]
+            self.fs.copy([self.full(one) for one in found], [self.full(one) for one in copies])
+            self.remove_folder(path)
         self.forget(path)
         return target
 
@@ -282,8 +295,17 @@ class StoreFiles:
         self._written.pop(path, None)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and all below it; nothing happens if there is none."""
-        if self.exists(path):
+        """Remove a folder and all below it; nothing happens if there is none.
+
+        Raises: StoreError if the store kept some of it without a word.
+        """
+        if self._is_s3:
+            # Not `rm(recursive=True)`, which lists twice. Named files go a thousand a request; refusals are not told.
+            if found := list(self._infos_below(path)):
+                self.fs.rm([self.full(one) for one in found])
+                if left := list(self._infos_below(path)):
+                    raise StoreError(f"{self.uri(left[0])}: could not be removed. Give the right to delete objects.")
+        elif self.exists(path):
             self.fs.rm(self.full(path), recursive=True)
             self.fs.invalidate_cache()
         self.forget(path)
@@ -292,39 +314,7 @@ class StoreFiles:
         """The file or folder itself on a local store; None elsewhere."""
         return Path(self.full(path)) if self.is_local else None
 
-    def probe(self, folder: str) -> None:
-        """Create a small file, once, and remove it: what every commit relies on.
 
-        Raises:
-            StoreNotWritableError: the store cannot be written.
-            StoreError: a second creation succeeded, so that two writers could both commit an iteration.
-        """
-        path = f"{folder}/{_TEMPORARY}probe-{secrets.token_hex(8)}"
-        try:
-            self.create(path, b"mgrpo")
-            try:
-                self.create(path, b"again")
-            except FileExistsError:
-                return
-            finally:
-                self.fs.rm_file(self.full(path))
-        except StoreError:
-            raise
-        except Exception as error:  # object stores have errors of their own: no credentials, no bucket, no route
-            raise StoreNotWritableError(
-                f"{self.uri(folder)}: cannot be written ({type(error).__name__}: {error}). Check the address and the "
-                "credentials, or give another --store."
-            ) from error
-        raise StoreError(
-            f"{self.url}: this server ignores conditional writes (If-None-Match), so that two writers could both "
-            "commit an iteration. Use one that honours them (AWS S3, MinIO, SeaweedFS), or a local folder."
-        )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name durable: without it a power cut may keep the content and lose the name."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _content(info: Mapping[str, Any]) -> tuple[object, ...]:
+    """What says that a file has other content. Not when it was written: an upload is not told that."""
+    return tuple(str(info[name]).strip('"') if name == "ETag" else info.get(name) for name in _CONTENT if name in info)

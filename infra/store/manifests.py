@@ -9,9 +9,9 @@ from typing import Any
 from infra.store import layout
 from infra.store.files import FileRef, StoreFiles
 from mgrpo_core.data_order import DataCursor
-from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, TableIntegrityError
+from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, StoreError, TableIntegrityError
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Manifest:
         policies: by policy name.
         cursor: where the next iteration's data begins.
         created_at: UTC, ISO 8601; given by the caller.
+        writer: who committed, by a name that no other attempt has (see `writer`): of two that computed the same, the
+            manifest tells which one won. None in manifests of version 1, which did not say.
     """
 
     run: str
@@ -49,6 +51,7 @@ class Manifest:
     policies: Mapping[str, PolicyStep]
     cursor: DataCursor
     created_at: str
+    writer: str | None
     schema_version: int = field(default=MANIFEST_VERSION)
 
     def to_bytes(self) -> bytes:
@@ -76,17 +79,25 @@ def commit_manifest(files: StoreFiles, manifest: Manifest) -> CommittedManifest:
     """
     data = manifest.to_bytes()
     path = layout.manifest_file(manifest.run, manifest.iteration)
-    if not files.exists(path):  # else the error below says it better
+    if not files.holds(path):  # else the error below says it better
         _check_before(files, manifest)
     try:
         ref = files.create(path, data)
     except FileExistsError as error:
         raise AlreadyCommittedError(
             f"{files.uri(path)}: iteration {manifest.iteration} of run {manifest.run!r} is committed already, by "
-            "another process or an earlier attempt. Theirs stands; start again to continue after it."
+            f"{_winner(files, manifest)}. Theirs stands; start again to continue after it. This was {manifest.writer}."
         ) from error
     files.forget(layout.iteration_folder(manifest.run, manifest.iteration))
     return CommittedManifest(manifest, ref.sha256)
+
+
+def _winner(files: StoreFiles, ours: Manifest) -> str:
+    try:
+        writer = read_manifest(files, ours.run, ours.iteration).manifest.writer
+    except StoreError:
+        writer = None
+    return writer or "another process or an earlier attempt"
 
 
 def _check_before(files: StoreFiles, manifest: Manifest) -> None:
@@ -95,11 +106,11 @@ def _check_before(files: StoreFiles, manifest: Manifest) -> None:
     for name, ref in manifest.files.items():
         if ref.path != f"{folder}/{name}":
             raise TableIntegrityError(f"{where}: {name} is at {ref.path}, expected {folder}/{name}. Nothing committed.")
-        if (change := files.changed_since_written(ref)) is not None:
-            raise TableIntegrityError(
-                f"{files.uri(ref.path)}: {change}. Two processes may be writing {where}; nothing was committed. "
-                "Stop one of them, and start again."
-            )
+    for path, change in files.changed_below(folder, manifest.files.values()).items():
+        raise TableIntegrityError(
+            f"{files.uri(path)}: {change}. Two processes may be writing {where}; nothing was committed. "
+            "Stop one of them, and start again."
+        )
     for policy, step in manifest.policies.items():
         record = layout.version_file(manifest.run, step.folder, step.to_version)
         if hashlib.sha256(files.read(record)).hexdigest() != step.sha256:
@@ -120,7 +131,7 @@ def _check_before(files: StoreFiles, manifest: Manifest) -> None:
 
 def is_committed(files: StoreFiles, run: str, iteration: int) -> bool:
     """Whether the iteration exists: one look, no listing of iterations."""
-    return iteration >= 0 and files.exists(layout.manifest_file(run, iteration))
+    return iteration >= 0 and files.holds(layout.manifest_file(run, iteration))
 
 
 def read_manifest(files: StoreFiles, run: str, iteration: int) -> CommittedManifest:
@@ -140,6 +151,8 @@ def read_manifest(files: StoreFiles, run: str, iteration: int) -> CommittedManif
             )
         raw["files"] = {name: FileRef(**ref) for name, ref in raw["files"].items()}
         raw["policies"] = {name: PolicyStep(**step) for name, step in raw["policies"].items()}
+        if version < 2:
+            raw["writer"] = None
         raw["cursor"] = DataCursor(**raw["cursor"])
         manifest = Manifest(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -109,7 +109,7 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
         SchemaVersionError: written by a newer mgrpo.
     """
     path = layout.version_file(run, folder, version)
-    if not files.exists(path):
+    if not files.holds(path):
         return None
     data = files.read(path)
     try:

@@ -9,6 +9,8 @@ from infra.store import layout
 from infra.store.files import StoreFiles
 from infra.store.manifests import CommittedManifest, is_committed, newest_committed, read_manifest
 from infra.store.policies import require_version, version_faults
+from infra.store.probe import probe
+from infra.store.staging import clear_staging
 from mgrpo_core.config import RunConfig
 from mgrpo_core.errors import RunConflictError, SchemaVersionError, StoreError, TableIntegrityError
 
@@ -42,17 +44,21 @@ class StoredRun:
         return self.files.uri(self.name)
 
 
-def open_store(url: str) -> StoreFiles:
+def open_store(url: str, *, single_writer: bool = False) -> StoreFiles:
     """The store at a folder or fsspec URL.
 
-    Raises: StoreError if no file system answers to it.
+    Args:
+        url: without credentials.
+        single_writer: the config's `execution.single_writer`. Readers need not give it.
+
+    Raises: StoreError if no file system answers to the URL, or if it holds credentials.
     """
-    return StoreFiles(url)
+    return StoreFiles(url, single_writer=single_writer)
 
 
 def find_run(files: StoreFiles, name: str) -> StoredRun | None:
     """The run if it exists."""
-    return StoredRun(files, name) if files.exists(layout.run_file(name)) else None
+    return StoredRun(files, name) if files.holds(layout.run_file(name)) else None
 
 
 def require_run(files: StoreFiles, name: str) -> StoredRun:
@@ -78,7 +84,7 @@ def create_or_open_run(
         StoreNotWritableError: before anything else is done.
         RunConflictError: the name is in use with a config that decides other weights.
     """
-    files.probe(layout.run_folder(name))
+    probe(files, layout.run_folder(name))
     data = config.canonical_json().encode()
     config_sha256 = config.sha256()
     record = {
@@ -92,7 +98,7 @@ def create_or_open_run(
     except FileExistsError:
         _check_lineage(files, name, config, accept_config_change)
     path = layout.config_file(name, config_sha256)
-    if not files.exists(path):
+    if not files.holds(path):
         files.write(path, data)
     return StoredRun(files, name)
 
@@ -136,7 +142,7 @@ def resume_point(run: StoredRun) -> ResumePoint:
     while iteration >= 0:
         damage = _damage(run, iteration)
         if not damage:
-            files.remove_folder(layout.staging_folder(run.name, iteration))
+            clear_staging(files, run.name, iteration)
             break
         aside = _set_aside(run, layout.iteration_folder(run.name, iteration))
         for version in sorted({one.version_folder for one in damage if one.version_folder}):
@@ -200,7 +206,9 @@ def _behind_a_gap(run: StoredRun, newest: int) -> list[int]:
     while step <= 2 * (newest + 2):
         if is_committed(run.files, run.name, newest + 1 + step):
             names = run.files.names(layout.iterations_folder(run.name))
-            return [int(name) for name in names if name.isdecimal() and int(name) > newest + 1]
+            later = [int(name) for name in names if name.isdecimal() and int(name) > newest + 1]
+            # Some object stores keep the name of a folder whose files were moved away.
+            return [one for one in later if run.files.exists(layout.iteration_folder(run.name, one))]
         step *= 2
     return []
 
@@ -251,6 +259,6 @@ def _record(files: StoreFiles, name: str) -> _RunRecord:
 
 def _is_run(files: StoreFiles, name: str) -> bool:
     try:
-        return files.exists(layout.run_file(name))
+        return files.holds(layout.run_file(name))
     except ValueError:  # no run name
         return False

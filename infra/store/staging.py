@@ -1,5 +1,6 @@
 """Finished query groups, kept as they finish, so that a killed iteration loses only what was in flight."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from infra.store.trajectory_rows import trajectories_table
 from mgrpo_core.errors import TableIntegrityError
 from mgrpo_core.trajectories import Rollout, Trajectory
 
+_log = logging.getLogger("mgrpo.store")
 _READERS = 16  # requests in flight: an object store answers each in tens of milliseconds
 
 
@@ -80,6 +82,15 @@ def materialize(
     refs = {agent: shards.refs for agent, shards in merged.items()}
     _drop_others(files, layout.trajectories_folder(run, iteration), {ref.path for of in refs.values() for ref in of})
     return refs
+
+
+def clear_staging(files: StoreFiles, run: str, iteration: int) -> None:
+    """Remove what is staged of a committed iteration, which stands without that: a failure is a warning only."""
+    folder = layout.staging_folder(run, iteration)
+    try:
+        files.remove_folder(folder)
+    except Exception as error:
+        _log.warning("%s: could not be removed (%s). The iteration is committed.", files.uri(folder), error)
 
 
 def _order(one: Trajectory) -> tuple[int, tuple[tuple[int, str], ...]]:

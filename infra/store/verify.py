@@ -72,7 +72,7 @@ def verify_run(run: StoredRun) -> Verification:
 def _orphans(run: StoredRun, newest: int) -> Iterable[Fault]:
     """Manifests behind a gap: an iteration that is missing hides all after it."""
     for name in run.files.names(layout.iterations_folder(run.name)):
-        if name.isdigit() and int(name) > newest + 1 and run.files.exists(layout.manifest_file(run.name, int(name))):
+        if name.isdigit() and int(name) > newest + 1 and run.files.holds(layout.manifest_file(run.name, int(name))):
             yield Fault(
                 newest + 1, name, f"iteration {newest + 1} is missing, although {int(name)} is committed. Restore it."
             )

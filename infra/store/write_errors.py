@@ -24,7 +24,7 @@ def as_store_errors(uri: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             advice = "No space left. Nothing of this file was kept; free some and start again: it resumes."
-        elif error.errno in _NO_RIGHT:
+        elif error.errno in _NO_RIGHT or isinstance(error, PermissionError):
             advice = "It cannot be written. Give another --store, or the right to write there."
         else:
             raise

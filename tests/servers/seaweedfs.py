@@ -55,7 +55,7 @@ class SeaweedFS:
             weed, "-logtostderr=true", "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
             "-volume.max=1000", "-master.volumeSizeLimitMB=1024", "-master.telemetry=false", "-s3",
             "-master.raftHashicorp", "-master.raftBootstrap",  # a restart takes 2 s; 20 s without
-            "-s3.port.iceberg=0", "-s3.port.lance=0", *flags,
+            "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false", *flags,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

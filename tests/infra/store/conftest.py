@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from infra.store.files import StoreFiles
+from tests.servers.seaweedfs import seaweedfs_endpoint
+
+__all__ = ["seaweedfs_endpoint"]
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """An S3 server of this test session with one bucket, `store`."""
+def moto_endpoint() -> Iterator[str]:
+    """A small S3 server of this test session with one bucket, `store`. Fast, and says some things as AWS does."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -25,10 +28,23 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A prefix of its own on that server."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+def s3_url(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of its own on the small server, for what does not depend on the server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
     return f"s3://store/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def seaweedfs_url(seaweedfs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of its own on the real server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs_endpoint)
+    return f"s3://store/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["s3_url", "seaweedfs_url"], ids=["moto", "seaweedfs"])
+def each_s3_url(request: pytest.FixtureRequest) -> str:
+    """A prefix of its own on each of them."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -36,14 +52,14 @@ def local_files(tmp_path: Path) -> StoreFiles:
     return StoreFiles(str(tmp_path / "store"))
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", "s3_url", "seaweedfs_url"], ids=["local", "memory", "moto", "seaweedfs"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
-    """The same store on a disk, in memory and on an object store."""
+    """The same store on a disk, in memory and on each S3 server."""
     if request.param == "local":
         return StoreFiles(str(tmp_path / "store"))
     if request.param == "memory":
         return StoreFiles(f"memory://{uuid.uuid4().hex}")
-    return StoreFiles(request.getfixturevalue("s3_url"))
+    return StoreFiles(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -13,7 +13,7 @@ from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, commi
 from infra.store.policies import PolicyVersion, find_version, publish_version
 from infra.store.runs import StoredRun, create_or_open_run
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, QUERIES, REWARDS
-from infra.store.staging import materialize, stage_group
+from infra.store.staging import clear_staging, materialize, stage_group
 from infra.store.tables import table_of, write_table
 from mgrpo_core.config import RunConfig
 from mgrpo_core.data_order import DataCursor
@@ -235,7 +235,7 @@ def write_iteration(
         ref = files.write(layout.update_file(run, iteration, policy), json.dumps(record).encode())
         tables[f"updates/{policy}.json"] = ref
     committed = commit_manifest(files, manifest(run, iteration, tables, steps, parent))
-    files.remove_folder(layout.staging_folder(run, iteration))
+    clear_staging(files, run, iteration)
     return committed
 
 
@@ -245,6 +245,7 @@ def manifest(
     tables: dict[str, FileRef],
     steps: dict[str, PolicyStep],
     parent: CommittedManifest | None = None,
+    writer: str = "a test",
 ) -> Manifest:
     """The manifest over these files and steps."""
     import hashlib
@@ -261,6 +262,7 @@ def manifest(
         policies=steps,
         cursor=DataCursor(0, 2 * (iteration + 1)),
         created_at="2026-12-01T00:00:00+00:00",
+        writer=writer,
     )
 
 

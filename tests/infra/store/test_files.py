@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.store.files import FileRef, StoreFiles
+from infra.store.probe import probe
 from mgrpo_core.errors import AlreadyCommittedError, StoreError, StoreNotWritableError, TableIntegrityError
 
 
@@ -65,7 +66,7 @@ def test_a_second_creation_fails_and_changes_nothing(files):
     assert files.read("r/manifest.json") == b"first"
 
 
-def test_of_many_threads_one_creates(files):
+def test_of_many_threads_one_creates(files, request):
     def wins(number: int) -> bool:
         try:
             files.create("r/manifest.json", b"%d" % number)
@@ -75,7 +76,7 @@ def test_of_many_threads_one_creates(files):
 
     with ThreadPoolExecutor(8) as pool:
         won = [number for number, one in enumerate(pool.map(wins, range(8))) if one]
-    if files.is_local or files.url.startswith("memory"):
+    if not files.url.startswith("s3:") or "seaweedfs" in request.node.name:  # moto looks, then puts
         assert len(won) == 1
     assert int(files.read("r/manifest.json")) in won
 
@@ -232,37 +233,6 @@ class Deaf(MemoryFileSystem):
         return super().pipe_file(path, value, mode="overwrite", **kwargs)
 
 
-class Einval(MemoryFileSystem):
-    """Says EINVAL for a failed condition, as s3fs does for some servers' 412, and for a request it does not like."""
-
-    protocol = "einval"
-    store: dict = {}  # noqa: RUF012
-    pseudo_dirs: list = [""]  # noqa: RUF012
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        if value == b"not liked":
-            raise OSError(errno.EINVAL, "Invalid argument")
-        try:
-            return super().pipe_file(path, value, mode=mode, **kwargs)
-        except FileExistsError as error:
-            raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold") from error
-
-
-class Conflicting(MemoryFileSystem):
-    """Answers the first two conditional writes with 409: somebody else's is under way."""
-
-    protocol = "conflicting"
-    store: dict = {}  # noqa: RUF012
-    pseudo_dirs: list = [""]  # noqa: RUF012
-    calls = 0
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        type(self).calls += 1
-        if self.calls <= 2:
-            raise OSError(errno.EIO, "An error occurred (ConditionalRequestConflict) when calling PutObject")
-        return super().pipe_file(path, value, mode=mode, **kwargs)
-
-
 class Unreachable(MemoryFileSystem):
     """A store whose network is down."""
 
@@ -275,7 +245,7 @@ class Unreachable(MemoryFileSystem):
         raise ConnectionError("no route")
 
 
-for _kind in (FullDisk, Deaf, Einval, Conflicting, Unreachable):
+for _kind in (FullDisk, Deaf, Unreachable):
     fsspec.register_implementation(_kind.protocol, _kind, clobber=True)
 
 
@@ -290,27 +260,7 @@ def test_no_space_on_an_object_store_is_said_and_nothing_appears():
 
 def test_a_store_that_ignores_conditional_writes_is_refused_before_work_starts():
     with pytest.raises(StoreError, match="ignores conditional writes"):
-        StoreFiles("deaf://store").probe("r")
-
-
-def test_a_failed_condition_said_as_invalid_argument_is_somebody_elses_file():
-    files = StoreFiles("einval://store")
-    files.create("r/a", b"first")
-    with pytest.raises(FileExistsError):
-        files.create("r/a", b"second")
-
-
-def test_a_bad_request_is_no_sign_of_somebody_else():
-    with pytest.raises(OSError, match="Invalid argument") as caught:
-        StoreFiles("einval://store").create("r/b", b"not liked")
-    assert not isinstance(caught.value, FileExistsError)
-
-
-def test_a_conflict_with_a_write_under_way_is_tried_again():
-    files = StoreFiles("conflicting://store")
-    files.create("r/a", b"first")
-    assert files.read("r/a") == b"first"
-    assert Conflicting.calls == 3
+        probe(StoreFiles("deaf://store"), "r")
 
 
 def test_a_store_that_gives_no_answer_is_not_an_empty_store():
@@ -318,23 +268,23 @@ def test_a_store_that_gives_no_answer_is_not_an_empty_store():
     with pytest.raises(ConnectionError):
         files.exists("r/run.json")
     with pytest.raises(StoreNotWritableError, match=r"unreachable://store/r: cannot be written .*no route.*--store"):
-        files.probe("r")
+        probe(files, "r")
 
 
 def test_a_probe_leaves_nothing_behind(files):
-    files.probe("r")
+    probe(files, "r")
     assert files.files_below("") == []
 
 
-def test_a_bucket_that_does_not_exist_is_said_before_work_starts(s3_url):
+def test_a_bucket_that_does_not_exist_is_said_before_work_starts(each_s3_url):
     with pytest.raises(StoreNotWritableError, match="s3://no-such-bucket/x/r: cannot be written"):
-        StoreFiles("s3://no-such-bucket/x").probe("r")
+        probe(StoreFiles("s3://no-such-bucket/x"), "r")
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreNotWritableError, match="--store"):
-        StoreFiles(str(tmp_path / "store")).probe("r")
+        probe(StoreFiles(str(tmp_path / "store")), "r")
 
 
 def test_a_url_that_no_file_system_answers_to_is_refused():
@@ -342,8 +292,8 @@ def test_a_url_that_no_file_system_answers_to_is_refused():
         StoreFiles("nosuch://store")
 
 
-def test_another_process_sees_a_new_file_after_it_listed_the_folder(s3_url):  # case E14
-    reader, writer = StoreFiles(s3_url), StoreFiles(s3_url)
+def test_another_process_sees_a_new_file_after_it_listed_the_folder(each_s3_url):  # case E14
+    reader, writer = StoreFiles(each_s3_url), StoreFiles(each_s3_url)
     writer.write("r/it/a.parquet", b"a")
     assert reader.names("r/it") == ["a.parquet"]
     assert not reader.exists("r/it/_SUCCESS")
@@ -373,9 +323,9 @@ def test_a_change_behind_the_writers_back_is_noticed_without_reading(files):
     assert files.changed_since_written(ref) == "it is missing"
 
 
-@pytest.mark.parametrize("kind", ["local_files", "s3_files"])
-def test_a_change_of_the_same_size_is_noticed_too(kind, request):
-    files = StoreFiles(request.getfixturevalue("s3_url")) if kind == "s3_files" else request.getfixturevalue(kind)
+def test_a_change_of_the_same_size_is_noticed_too(files):
+    if files.url.startswith("memory"):
+        pytest.skip("knows sizes only")
     ref = files.write("r/a", b"mine")
     StoreFiles(files.url).write("r/a", b"them")
     assert files.changed_since_written(ref) == "another process wrote it since"

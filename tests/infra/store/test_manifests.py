@@ -21,7 +21,9 @@ from tests.infra.store.small_run import make_version, manifest, start_run, write
 
 
 def bare(run: str = "r", iteration: int = 0, parent: str | None = None) -> Manifest:
-    return Manifest(run, iteration, "c", "l", "0+test", parent, {}, {}, DataCursor(0, 4), "2026-12-01T00:00:00+00:00")
+    return Manifest(
+        run, iteration, "c", "l", "0+test", parent, {}, {}, DataCursor(0, 4), "2026-12-01T00:00:00+00:00", None
+    )
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ while not gate.exists():
     time.sleep(0.001)
 for number in range(30):
     try:
-        commit_manifest(files, Manifest(f"run{number}", 0, name, "l", "0", None, {}, {}, DataCursor(), "now"))
+        commit_manifest(files, Manifest(f"run{number}", 0, name, "l", "0", None, {}, {}, DataCursor(), "now", name))
     except AlreadyCommittedError:
         continue
     print(number, flush=True)
@@ -129,8 +131,8 @@ def test_the_newest_iteration_is_found_for_every_length(newest):
     assert newest_committed(files, "r") == newest
 
 
-def test_the_newest_iteration_is_seen_by_a_process_that_looked_before(s3_url, tmp_path):  # case E14
-    reader, writer = StoreFiles(s3_url), StoreFiles(s3_url)
+def test_the_newest_iteration_is_seen_by_a_process_that_looked_before(each_s3_url, tmp_path):  # case E14
+    reader, writer = StoreFiles(each_s3_url), StoreFiles(each_s3_url)
     start_run(writer, "r", tmp_path)
     assert newest_committed(reader, "r") == -1
     write_iteration(writer, "r", 0, tmp_path)

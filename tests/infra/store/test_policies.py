@@ -159,16 +159,16 @@ def test_a_file_that_differs_from_the_record_is_never_handed_out(near_files, tmp
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_a_downloaded_version_is_downloaded_once(s3_url, tmp_path):
-    files = StoreFiles(s3_url)
+def test_a_downloaded_version_is_downloaded_once(each_s3_url, tmp_path):
+    files = StoreFiles(each_s3_url)
     made = make_version(files, "r", "sub", 1, tmp_path, inputs="i")
     first = fetch_version(files, made, tmp_path / "cache")
     files.remove("r/policies/sub/00000001/model.safetensors")
     assert fetch_version(files, made, tmp_path / "cache") == first
 
 
-def test_ranks_of_one_machine_may_download_at_the_same_time(s3_url, tmp_path):
-    files = StoreFiles(s3_url)
+def test_ranks_of_one_machine_may_download_at_the_same_time(each_s3_url, tmp_path):
+    files = StoreFiles(each_s3_url)
     made = make_version(files, "r", "sub", 1, tmp_path, inputs="i")
     with ThreadPoolExecutor(8) as ranks:
         folders = list(ranks.map(lambda _: fetch_version(files, made, tmp_path / "cache"), range(8)))

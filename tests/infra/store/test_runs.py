@@ -130,8 +130,8 @@ def test_an_iteration_that_was_under_way_changes_nothing(files, tmp_path):  # ca
     assert files.files_below("r") == before
 
 
-def test_a_damaged_policy_version_on_an_object_store_is_set_aside_with_its_iteration(s3_url, tmp_path):  # case H5
-    files = StoreFiles(s3_url)
+def test_a_damaged_policy_version_on_an_object_store_is_set_aside_with_its_iteration(each_s3_url, tmp_path):  # case H5
+    files = StoreFiles(each_s3_url)
     run = write_run(files, "r", tmp_path, 1)
     files.write(f"{layout.policy_folder('r', 'sub', 1)}/model.safetensors", b"half")
     resume = resume_point(run)

@@ -115,8 +115,8 @@ def test_a_whole_run_is_sound_and_every_file_is_counted(run):
     assert found.sound
 
 
-def test_a_run_on_an_object_store_is_sound(s3_url, tmp_path):
-    assert verify_run(small_run.write_run(StoreFiles(s3_url), "r", tmp_path, 1)).sound
+def test_a_run_on_an_object_store_is_sound(each_s3_url, tmp_path):
+    assert verify_run(small_run.write_run(StoreFiles(each_s3_url), "r", tmp_path, 1)).sound
 
 
 def test_verifying_changes_nothing(run):
