@@ -5,12 +5,12 @@ PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types imports format bench lock
+.PHONY: help install quickstart test check lint types imports deploy-files format bench lock
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.7 GB, about 3 minutes)
+install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.8 GB, about 3 minutes)
 
 quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, then measure it
 	$(BIN)/mgrpo train quickstart --run quickstart
@@ -19,7 +19,7 @@ quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, th
 test: check  ## every check, then every test; needs no GPU and no account
 	$(BIN)/pytest $(TESTS)
 
-check: lint types imports  ## formatting, lint, types and the direction of imports
+check: lint types imports deploy-files  ## formatting, lint, types, the direction of imports, YAML and Dockerfiles
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -30,6 +30,10 @@ types: $(INSTALLED)
 
 imports: $(INSTALLED)
 	$(BIN)/lint-imports --no-logo
+
+deploy-files: $(INSTALLED)
+	$(BIN)/yamllint --strict .
+	$(BIN)/hadolint infra/deploy/images/*.Dockerfile
 
 format: $(INSTALLED)  ## format, and mend what lint can mend
 	$(BIN)/ruff format .
