@@ -6,17 +6,15 @@ Runs on any machine that reaches the store. Nothing else of the run is opened: n
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from infra.serving.core_share import cores
 from infra.store import layout
-from infra.store.code_version import code_version
 from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import PolicyStep
 from infra.store.policies import (
@@ -27,41 +25,19 @@ from infra.store.policies import (
     publish_version,
     require_version,
 )
-from infra.store.schemas import ADVANTAGES, TRAJECTORIES
-from infra.store.tables import read_table, stream_table
-from infra.store.trajectory_rows import list_arrays
+from infra.training.launch import train_in_processes
+from infra.training.orders import UpdateOrder, require_same_inputs, update_order
+from infra.training.sharded_job import ShardedJob
 from infra.training.trainer import train_policy, update_settings
+from infra.training.trajectory_share import training_trajectories
 from mgrpo_core.config import RunConfig
-from mgrpo_core.errors import TableIntegrityError
+from mgrpo_core.errors import InfrastructureError
 from mgrpo_core.seeds import rng_of
-from mgrpo_core.update.policy_gradient import Progress, TrainingTrajectory
+from mgrpo_core.update.policy_gradient import Progress
 
-_STREAM = ("trajectory_id", "token_ids", "loss_mask", "logprobs", "segment_starts", "temperature")
-_CREDIT = ("trajectory_id", "agent", "advantage", "weight", "included")
+__all__ = ["PolicyUpdate", "UpdateOrder", "carry_out", "find_update", "update_order"]
+
 _FIGURES = "update.json"  # they travel with the version: an attempt may die before it writes them into the iteration
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateOrder:
-    """Which update, by reference.
-
-    Attributes:
-        from_version: the version that sampled and is updated.
-        config_sha256: of the config, under the run's `configs/`.
-        trajectories: shards of the tables of the policy's trainable agents, by agent.
-        advantages: the iteration's table of them.
-        inputs_sha256: of everything that the new weights are a function of; whoever carries the order out must come
-            to the same number.
-    """
-
-    run: str
-    iteration: int
-    policy: str
-    from_version: int
-    config_sha256: str
-    trajectories: Mapping[str, tuple[FileRef, ...]]
-    advantages: FileRef
-    inputs_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +47,6 @@ class PolicyUpdate:
     policy: str
     step: PolicyStep
     figures: FileRef
-
-
-def update_order(
-    files: StoreFiles,
-    config: RunConfig,
-    place: tuple[str, int],
-    policy: str,
-    from_version: int,
-    trajectories: Mapping[str, tuple[FileRef, ...]],
-    advantages: FileRef,
-) -> UpdateOrder:
-    """The order for one policy of an iteration.
-
-    Args:
-        files: the store.
-        config: of the run.
-        place: run and iteration.
-        policy: which one.
-        from_version: its version that sampled.
-        trajectories: shards of all agents' tables; only the policy's own are kept.
-        advantages: the iteration's table of them.
-    """
-    run, iteration = place
-    own = {agent: tuple(trajectories[agent]) for agent in config.agents_of(policy)}
-    source = require_version(files, run, policy, config.store_folder_of(policy), from_version)
-    return UpdateOrder(
-        run=run,
-        iteration=iteration,
-        policy=policy,
-        from_version=from_version,
-        config_sha256=config.sha256(),
-        trajectories=own,
-        advantages=advantages,
-        inputs_sha256=_inputs_sha256(config, iteration, policy, source, own, advantages),
-    )
 
 
 def find_update(files: StoreFiles, config: RunConfig, order: UpdateOrder) -> PolicyUpdate | None:
@@ -125,11 +66,19 @@ def find_update(files: StoreFiles, config: RunConfig, order: UpdateOrder) -> Pol
 
 
 def carry_out(
-    files: StoreFiles, config: RunConfig, order: UpdateOrder, cache: Path, on_progress: Progress | None = None
+    files: StoreFiles,
+    config: RunConfig,
+    order: UpdateOrder,
+    cache: Path,
+    on_progress: Progress | None = None,
+    *,
+    stop: threading.Event | None = None,
 ) -> PolicyUpdate:
     """Make version n+1 of a policy, or find it made from the same inputs; write the update's figures.
 
-    A policy without a trajectory to train on keeps its version, weights and moments.
+    In this process, or in `execution.update_processes` of their own, on the device of `training_device`. Where they
+    are several, sums are rounded in another order; nothing else differs. A policy without a trajectory to train on
+    keeps its version, weights and moments.
 
     Args:
         files: the store.
@@ -137,15 +86,17 @@ def carry_out(
         order: see there.
         cache: where versions are downloaded to from a store that is not local.
         on_progress: told about tokens done, and in all.
+        stop: once it is set, the update ends at its next micro-batch, its processes at once. For a caller who waits in
+            another thread and is cancelled.
 
     Raises:
         TableIntegrityError: this machine would compute something else than was ordered.
         NonFiniteError: a loss or gradient is not finite; nothing is written.
+        InfrastructureError: stopped, or a process of the update was lost.
     """
     policy, folder = order.policy, config.store_folder_of(order.policy)
-    torch.set_num_threads(config.execution.threads or max(1, cores() // max(1, len(config.trained_policies))))
     source = require_version(files, order.run, policy, folder, order.from_version)
-    _require_same_inputs(config, order, source)
+    require_same_inputs(config, order, source)
     number = source.version + 1
     made = find_sound_version(files, order.run, policy, folder, number)
     if made is not None and made.inputs_sha256 == order.inputs_sha256:
@@ -153,7 +104,8 @@ def carry_out(
     else:
         with tempfile.TemporaryDirectory(prefix="mgrpo-update-") as scratch:
             target = Path(scratch)
-            figures = _train(files, config, order, source, target, cache, on_progress)
+            job = _job(files, config, order, source, target, cache)
+            figures = _train(files, job, _stoppable(policy, on_progress, stop))
             made = source
             if figures["optimizer_steps"]:
                 (target / _FIGURES).write_text(json.dumps(figures, sort_keys=True), encoding="utf-8")
@@ -173,94 +125,48 @@ def carry_out(
     return PolicyUpdate(policy, step, files.write(layout.update_file(order.run, order.iteration, policy), data))
 
 
-def _train(
-    files: StoreFiles,
-    config: RunConfig,
-    order: UpdateOrder,
-    source: PolicyVersion,
-    target: Path,
-    cache: Path,
-    on_progress: Progress | None,
-) -> dict[str, Any]:
-    policy = config.policies[order.policy]
+def _job(
+    files: StoreFiles, config: RunConfig, order: UpdateOrder, source: PolicyVersion, target: Path, cache: Path
+) -> ShardedJob:
     reference = None
     if config.loss.kl.coefficient:
         reference = fetch_version(files, require_version(files, order.run, order.policy, source.folder, 0), cache)
+    return ShardedJob(
+        store=files.root if files.is_local else files.url,
+        config=config,
+        order=order,
+        source=fetch_version(files, source, cache).absolute(),
+        target=target,
+        reference=None if reference is None else reference.absolute(),
+    )
+
+
+def _train(files: StoreFiles, job: ShardedJob, on_progress: Progress) -> dict[str, Any]:
+    config, order = job.config, job.order
+    processes = config.execution.update_processes.get(order.policy, 1)
+    threads = config.execution.threads or max(1, cores() // max(1, len(config.trained_policies)))
+    if processes > 1:
+        return train_in_processes(job, processes, max(1, threads // processes), on_progress)
+    torch.set_num_threads(threads)
+    policy = config.policies[order.policy]
     metrics = train_policy(
-        fetch_version(files, source, cache),
-        target,
+        job.source,
+        job.target,
         training_trajectories(files, config, order),
         policy,
         update_settings(config.loss, config.update, policy),
         rng=rng_of(config.seed, "update", order.iteration, order.policy),
-        reference=reference,
+        reference=job.reference,
         on_progress=on_progress,
     )
     return asdict(metrics)
 
 
-def training_trajectories(files: StoreFiles, config: RunConfig, order: UpdateOrder) -> list[TrainingTrajectory]:
-    """Rows of the policy's trainable agents that carry signal. No other agent's tokens are read."""
-    agents = config.agents_of(order.policy)
-    credit: Mapping[str, dict[str, Any]] = {
-        row["trajectory_id"]: row
-        for row in read_table(files, order.advantages.path, ADVANTAGES, _CREDIT).to_pylist()
-        if row["included"] and row["agent"] in agents
-    }
-    chosen: list[TrainingTrajectory] = []
-    for ref in (ref for agent in agents for ref in order.trajectories[agent]):
-        for group in stream_table(files, ref.path, TRAJECTORIES, _STREAM):
-            ids = group.column("trajectory_id").to_pylist()
-            chosen_rows = [index for index, one in enumerate(ids) if one in credit]
-            rows = group.take(np.array(chosen_rows, dtype=np.int64))  # typed: an empty list would be of type null
-            tokens, masks, logprobs, starts = (list_arrays(rows.column(name)) for name in _STREAM[1:5])
-            kept = rows.column("trajectory_id").to_pylist()
-            temperatures = rows.column("temperature").to_pylist()
-            for index, trajectory_id in enumerate(kept):
-                chosen.append(
-                    TrainingTrajectory(
-                        trajectory_id=trajectory_id,
-                        token_ids=tokens[index],
-                        loss_mask=masks[index].astype(np.bool_),
-                        sampler_logprobs=logprobs[index].astype(np.float32),
-                        segment_starts=tuple(starts[index].tolist()),
-                        temperature=temperatures[index],
-                        advantage=credit[trajectory_id]["advantage"],
-                        weight=credit[trajectory_id]["weight"],
-                    )
-                )
-    return chosen
+def _stoppable(policy: str, on_progress: Progress | None, stop: threading.Event | None) -> Progress:
+    def report(done: int, total: int) -> None:
+        if stop is not None and stop.is_set():
+            raise InfrastructureError(f"update of policy {policy!r}: stopped, since the run that wants it ends.")
+        if on_progress is not None and total:
+            on_progress(done, total)
 
-
-def _require_same_inputs(config: RunConfig, order: UpdateOrder, source: PolicyVersion) -> None:
-    here = _inputs_sha256(config, order.iteration, order.policy, source, order.trajectories, order.advantages)
-    if here != order.inputs_sha256:
-        raise TableIntegrityError(
-            f"update of policy {order.policy!r}, iteration {order.iteration} of run {order.run!r}: this machine comes "
-            f"to inputs {here[:12]}, {order.inputs_sha256[:12]} were ordered. Its code is {code_version()}: most "
-            "likely the iteration's machine runs another version of mgrpo, or the policy's version was replaced. "
-            "Install the same version on both, and start the iteration again."
-        )
-
-
-def _inputs_sha256(
-    config: RunConfig,
-    iteration: int,
-    policy: str,
-    source: PolicyVersion,
-    trajectories: Mapping[str, tuple[FileRef, ...]],
-    advantages: FileRef,
-) -> str:
-    """Hash of everything that the new weights are a function of."""
-    inputs = {
-        "source": source.sha256,
-        "advantages": advantages.sha256,
-        "trajectories": {agent: [ref.sha256 for ref in refs] for agent, refs in trajectories.items()},
-        "optimizer": config.policies[policy].model_dump(mode="json"),
-        "loss": config.loss.model_dump(mode="json"),
-        "update": config.update.model_dump(mode="json"),
-        "seed": config.seed,
-        "iteration": iteration,
-        "code": code_version(),
-    }
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return report

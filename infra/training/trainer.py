@@ -3,14 +3,19 @@
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
+from infra.training.device import training_device
 from infra.training.load_policy import load_model
 from infra.training.no_progress_bar import no_progress_bar
 from infra.training.optimizer_state import TRAINER_FILES, load_optimizer, save_optimizer
+from infra.training.process_ranks import ProcessRanks
+from infra.training.sharding import shard, whole_weights
 from mgrpo_core.config import LossConfig, OptimizerConfig, PolicyConfig, UpdateConfig
 from mgrpo_core.update.loss_settings import ClipRange, Correction, KLPenalty, LossSettings
 from mgrpo_core.update.policy_gradient import (
@@ -35,6 +40,8 @@ def train_policy(
     rng: np.random.Generator,
     reference: Path | None = None,
     on_progress: Progress | None = None,
+    ranks: ProcessRanks | None = None,
+    all_ids: Sequence[str] | None = None,
 ) -> UpdateMetrics:
     """Update the policy in `source` on `trajectories`; write the new version into the empty folder `target`.
 
@@ -50,30 +57,40 @@ def train_policy(
         rng: seeded from the keys of the update.
         reference: folder of the reference policy, where the loss has a KL term.
         on_progress: told about tokens done.
+        ranks: the processes that share the update, each with trajectories of its own; all of them call this, and the
+            first one writes.
+        all_ids: with ranks: ids of the trajectories of all of them.
 
     Raises:
         NonFiniteError: a loss or gradient is not finite; nothing is written.
         ConfigError, TableIntegrityError: the source cannot be read.
     """
     model = load_model(source, torch.float32)
+    in_training = _placed(model, settings, ranks)
     optimizer = _optimizer(model, policy.optimizer)
     steps_before = load_optimizer(source, optimizer, model)
     scheduler = LambdaLR(optimizer, _rate_from(steps_before, policy.optimizer))
     metrics = policy_gradient(
-        model,
+        in_training,
         trajectories,
         optimizer,
         settings,
         rng=rng,
         scheduler=scheduler,
-        reference=load_model(reference, torch.float32) if reference else None,
+        reference=_placed(load_model(reference, torch.float32), settings, ranks) if reference else None,
         on_progress=on_progress,
+        ranks=ranks,
+        all_ids=all_ids,
     )
     if metrics.optimizer_steps:
-        with no_progress_bar():
-            model.save_pretrained(target)
-        _copy_what_training_leaves_alone(source, target)
-        save_optimizer(target, optimizer, model, steps_before + metrics.optimizer_steps)
+        writes = ranks is None or ranks.index == 0
+        weights = None if ranks is None else whole_weights(model, keep=writes)
+        if writes:
+            with no_progress_bar():
+                model.save_pretrained(target, state_dict=weights)
+            _copy_what_training_leaves_alone(source, target)
+        del weights
+        save_optimizer(target if writes else None, optimizer, model, steps_before + metrics.optimizer_steps)
     return metrics
 
 
@@ -96,6 +113,11 @@ def update_settings(loss: LossConfig, update: UpdateConfig, policy: PolicyConfig
         max_grad_norm=policy.optimizer.max_grad_norm,
         compute_dtype=policy.dtype,
     )
+
+
+def _placed(model: PreTrainedModel, settings: UpdateSettings, ranks: ProcessRanks | None) -> torch.nn.Module:
+    """The model where it is trained, in one piece or this rank's parts; its own parameters become those."""
+    return cast("Any", model).to(training_device()) if ranks is None else shard(model, settings, ranks.mesh)
 
 
 def _optimizer(model: torch.nn.Module, settings: OptimizerConfig) -> torch.optim.AdamW:
