@@ -12,8 +12,8 @@ from tests.flows.stored import iteration_folder, manifest_of, metrics_of, rows_o
 
 ROLLOUTS = [
     Trap("infra.resources:publish_version", "exit"),  # main's version 0 is stored, the sub-agent's is not
-    Trap("flows.iteration:open_iteration"),
-    Trap("flows.iteration:open_iteration", "exit"),
+    Trap("tasks.open_iteration:open_iteration"),
+    Trap("tasks.open_iteration:open_iteration", "exit"),
     Trap("flows.iteration:sub_agent_invocation"),
     Trap("flows.iteration:main_rollout"),
     Trap("tasks.roll_out:stage_group"),
@@ -32,7 +32,7 @@ STAGED = [
     Trap("infra.training.policy_update:train_policy", "exit"),  # stepped, in memory only
     Trap("infra.training.policy_update:publish_version", "exit"),  # one version made, its figures not written
     Trap("infra.training.policy_update:publish_version", "exit", call=2),
-    Trap("flows.iteration:update_policy", "exit"),
+    Trap("tasks.update_policy:update_policy", "exit"),
     Trap("flows.iteration:measure_iteration", "exit"),
     Trap("tasks.commit_iteration:commit_manifest"),
 ]

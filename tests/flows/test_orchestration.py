@@ -99,7 +99,7 @@ async def test_f2_a_flow_that_is_retried_repeats_no_rollout_and_no_optimiser_ste
     async with keep_open("f2", str(tmp_path), config, quiet=True):
         await iteration.with_options(retries=1)("f2", str(tmp_path))
 
-    assert (await _flow_run("f2-next", StateType.COMPLETED)).run_count == 2
+    assert (await _flow_run("f2-0000", StateType.COMPLETED)).run_count == 2
     assert len(stepped) == 2, "one step a policy"
     assert sorted(staged) == [0, 1]
     assert [step["to_version"] for step in manifest_of(tmp_path, run="f2")["policies"].values()] == [1, 1]
@@ -132,7 +132,7 @@ def test_f3_every_rollout_of_a_query_is_an_execution_of_its_own_with_its_own_see
 
 async def test_f9_a_flow_run_is_told_the_run_the_store_and_the_iteration_and_no_data(trained):
     run = await _flow_run("told-0000", StateType.COMPLETED)
-    assert run.parameters == {"run": "told", "store": str(trained), "iteration": 0}
+    assert run.parameters == {"run": "told", "store": str(trained), "iteration": 0, "config": None}
 
 
 # case F11: contention grows with the number of tasks, so that number must not grow with the rollouts
