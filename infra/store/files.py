@@ -17,7 +17,7 @@ from infra.store.address import file_system, is_s3
 from infra.store.disk import TEMPORARY, create_file, sync_folder, temporary_file
 from infra.store.hashing import HashingFile, sha256_of
 from infra.store.write_errors import as_store_errors
-from mgrpo_core.errors import AlreadyCommittedError, StoreError, StoreNotWritableError, TableIntegrityError
+from mgrpo_core.errors import AlreadyCommittedError, StoreNotWritableError, TableIntegrityError
 
 PATIENCE_S = 180.0
 """How long an S3 server that gives no answer is asked again: a restart takes seconds, a failover a minute or two."""
@@ -295,16 +295,11 @@ class StoreFiles:
         self._written.pop(path, None)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and all below it; nothing happens if there is none.
-
-        Raises: StoreError if the store kept some of it without a word.
-        """
+        """Remove a folder and all below it; nothing happens if there is none."""
         if self._is_s3:
-            # Not `rm(recursive=True)`, which lists twice. Named files go a thousand a request; refusals are not told.
-            if found := list(self._infos_below(path)):
-                self.fs.rm([self.full(one) for one in found])
-                if left := list(self._infos_below(path)):
-                    raise StoreError(f"{self.uri(left[0])}: could not be removed. Give the right to delete objects.")
+            # Records first: what is left by a kill is no whole iteration or version.
+            found = sorted(self._infos_below(path), key=lambda one: (not one.endswith(".json"), one))
+            self.fs.remove_objects([self.full(one) for one in found])
         elif self.exists(path):
             self.fs.rm(self.full(path), recursive=True)
             self.fs.invalidate_cache()

@@ -50,7 +50,10 @@ class S3Proxy:
     def fault_of(self, method: str, path: str) -> Fault | None:
         with self._lock:
             self.requests.append((method, path))
-            return self.faults.pop(0) if self.faults and self.matches(method, path) else None
+        if not self.faults or not self.matches(method, path):
+            return None
+        with self._lock:
+            return self.faults.pop(0) if self.faults else None
 
 
 @contextmanager
@@ -62,7 +65,11 @@ def s3_proxy(server: str) -> Iterator[S3Proxy]:
         protocol_version = "HTTP/1.1"
 
         def handle_one(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            if len(body) < length:  # the client was killed
+                self.close_connection = True
+                return
             fault = proxy.fault_of(self.command, self.path)
             if fault is Fault.REFUSED:
                 self.close_connection = True
