@@ -346,7 +346,7 @@ def test_both_images_install_mgrpo_alike() -> None:
     assert steps("gpu").replace(only_gpu, "") == steps("cpu")
 
 
-def test_the_images_ask_pip_for_what_pyproject_asks_for(tmp_path: Path) -> None:
+def test_the_images_install_what_pyproject_asks_for_at_the_locks_versions(tmp_path: Path) -> None:
     text = (DEPLOY / "images" / "cpu.Dockerfile").read_text(encoding="utf-8")
     (snippet,) = re.findall(r'python -c "(import tomllib.*)" \\\n', text)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -354,6 +354,7 @@ def test_the_images_ask_pip_for_what_pyproject_asks_for(tmp_path: Path) -> None:
         [sys.executable, "-c", snippet.replace("/build", str(tmp_path))], check=True, capture_output=True, text=True
     ).stdout
     assert printed.splitlines() == PROJECT["project"]["dependencies"]
+    assert "pip install --requirement /build/requirements.txt --constraint /build/requirements.lock" in text
 
 
 @pytest.mark.parametrize(
