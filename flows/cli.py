@@ -13,6 +13,7 @@ import yaml
 
 from flows import temporary_server
 from flows.load_config import load_config, preset_names
+from infra.deploy.local_settings import Database
 from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
 
 app = typer.Typer(
@@ -40,10 +41,12 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 DEFAULT_STORE = "mgrpo-store"
+Home = Annotated[Path, typer.Option("--home", help="Folder for logs, data and keys of the local services.")]
+DEFAULT_HOME = Path("mgrpo-out/up")
 
 
 @contextmanager
-def _errors_to_exit_codes() -> Iterator[None]:
+def _errors_to_exit_codes(interrupted: str = _INTERRUPTED) -> Iterator[None]:
     try:
         yield
     except _BAD_INPUT as error:
@@ -53,10 +56,10 @@ def _errors_to_exit_codes() -> Iterator[None]:
         typer.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.secho(_INTERRUPTED, err=True)
+        typer.secho(interrupted, err=True)
         raise typer.Exit(130) from None
     except SystemExit as stopped:  # SIGTERM
-        typer.secho(_INTERRUPTED, err=True)
+        typer.secho(interrupted, err=True)
         raise typer.Exit(int(stopped.code or 0)) from None
 
 
@@ -151,6 +154,46 @@ def evaluate(
         else:
             for line in result.lines():
                 typer.echo(line)
+
+
+@app.command()
+def up(
+    source: Annotated[str, typer.Argument(help="The preset or YAML file whose work pools get workers.")] = "quickstart",
+    home: Home = DEFAULT_HOME,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave them running; `mgrpo down` stops them.")] = False,
+    only: Annotated[str | None, typer.Option("--only", help="Of server, s3 and mlflow, with commas between.")] = None,
+    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start no workers.")] = False,
+    database: Annotated[Database, typer.Option("--database", help="Of the Prefect server.")] = "postgres",
+    server_port: Annotated[int, typer.Option("--server-port", help="Of the Prefect server; 0 = any free.")] = 4200,
+    s3_port: Annotated[int, typer.Option("--s3-port", help="Of the S3 server.")] = 8333,
+    mlflow_port: Annotated[int, typer.Option("--mlflow-port", help="Of the MLflow server.")] = 5000,
+    postgres_port: Annotated[int, typer.Option("--postgres-port", help="Of PostgreSQL.")] = 54320,
+    overrides: Overrides = None,
+) -> None:
+    """Start what a run on work pools needs, on this machine: Prefect and its database, S3, MLflow, a worker per pool.
+
+    Ctrl-C (exit code 130) and SIGTERM (143) stop all of it; so does `mgrpo down`.
+    """
+    with _errors_to_exit_codes(interrupted="All stopped."):
+        from flows.up import local_settings, start
+
+        settings = local_settings(
+            load_config(source, overrides or []),
+            only=only,
+            workers=not no_workers,
+            database=database,
+            ports=(server_port, s3_port, mlflow_port, postgres_port),
+        )
+        start(home, settings, detach=detach)
+
+
+@app.command()
+def down(home: Home = DEFAULT_HOME) -> None:
+    """Stop what `mgrpo up` started, and keep its data."""
+    with _errors_to_exit_codes(interrupted="All stopped."):
+        from flows.up import stop
+
+        stop(home)
 
 
 @app.command()

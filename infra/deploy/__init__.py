@@ -1,0 +1,1 @@
+"""What a deployment consists of: settings that all of them share, and the services as local processes (`mgrpo up`)."""
