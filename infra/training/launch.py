@@ -28,7 +28,7 @@ _TAIL_LINES = 30
 _KILLED = re.compile(r"Signal \d+ \((\w+)\) received by PID \d+")
 
 
-def train_in_processes(job: ShardedJob, processes: int, threads: int, on_progress: Progress) -> dict[str, Any]:
+def train_in_processes(job: ShardedJob, processes: int, threads: int, on_progress: Progress | None) -> dict[str, Any]:
     """Have torchrun start the ranks, and wait for them; return the update's figures. The new version is in the target.
 
     The calling thread must stay until the update ends: with it, or with its process, all ranks end.
@@ -37,8 +37,8 @@ def train_in_processes(job: ShardedJob, processes: int, threads: int, on_progres
         job: what they do.
         processes: how many.
         threads: of each.
-        on_progress: called several times a second with the tokens done and in all, 0 and 0 before the first; what it
-            raises ends the update.
+        on_progress: told several times a second, news or not, about tokens done and in all, 0 of 1 before the first;
+            what it raises ends the update.
 
     Raises:
         MGRPOError: the first error that a rank told of, as its own class; InfrastructureError where one was killed.
@@ -88,12 +88,15 @@ def _torchrun(folder: Path, processes: int, threads: int) -> Iterator[subprocess
         _stop(process)
 
 
-def _watch(process: subprocess.Popen[bytes], reports: RankReports, on_progress: Progress) -> int:
+def _watch(process: subprocess.Popen[bytes], reports: RankReports, on_progress: Progress | None) -> int:
     while True:
-        on_progress(*reports.tokens())
+        code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(_POLL_S)
-            on_progress(*reports.tokens())
+        if on_progress is not None:
+            done, total = reports.tokens()
+            on_progress(done, max(1, total))
+        if code is not None:
             return code
 
 

@@ -6,7 +6,6 @@ Runs on any machine that reaches the store. Nothing else of the run is opened: n
 import hashlib
 import json
 import tempfile
-import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from infra.training.sharded_job import ShardedJob
 from infra.training.trainer import train_policy, update_settings
 from infra.training.trajectory_share import training_trajectories
 from mgrpo_core.config import RunConfig
-from mgrpo_core.errors import InfrastructureError
 from mgrpo_core.seeds import rng_of
 from mgrpo_core.update.policy_gradient import Progress
 
@@ -66,13 +64,7 @@ def find_update(files: StoreFiles, config: RunConfig, order: UpdateOrder) -> Pol
 
 
 def carry_out(
-    files: StoreFiles,
-    config: RunConfig,
-    order: UpdateOrder,
-    cache: Path,
-    on_progress: Progress | None = None,
-    *,
-    stop: threading.Event | None = None,
+    files: StoreFiles, config: RunConfig, order: UpdateOrder, cache: Path, on_progress: Progress | None = None
 ) -> PolicyUpdate:
     """Make version n+1 of a policy, or find it made from the same inputs; write the update's figures.
 
@@ -85,14 +77,12 @@ def carry_out(
         config: the one that the order names.
         order: see there.
         cache: where versions are downloaded to from a store that is not local.
-        on_progress: told about tokens done, and in all.
-        stop: once it is set, the update ends at its next micro-batch, its processes at once. For a caller who waits in
-            another thread and is cancelled.
+        on_progress: told about tokens done, and in all; what it raises ends the update.
 
     Raises:
         TableIntegrityError: this machine would compute something else than was ordered.
         NonFiniteError: a loss or gradient is not finite; nothing is written.
-        InfrastructureError: stopped, or a process of the update was lost.
+        InfrastructureError: a process of the update was lost.
     """
     policy, folder = order.policy, config.store_folder_of(order.policy)
     source = require_version(files, order.run, policy, folder, order.from_version)
@@ -105,7 +95,7 @@ def carry_out(
         with tempfile.TemporaryDirectory(prefix="mgrpo-update-") as scratch:
             target = Path(scratch)
             job = _job(files, config, order, source, target, cache)
-            figures = _train(files, job, _stoppable(policy, on_progress, stop))
+            figures = _train(files, job, on_progress)
             made = source
             if figures["optimizer_steps"]:
                 (target / _FIGURES).write_text(json.dumps(figures, sort_keys=True), encoding="utf-8")
@@ -141,7 +131,7 @@ def _job(
     )
 
 
-def _train(files: StoreFiles, job: ShardedJob, on_progress: Progress) -> dict[str, Any]:
+def _train(files: StoreFiles, job: ShardedJob, on_progress: Progress | None) -> dict[str, Any]:
     config, order = job.config, job.order
     processes = config.execution.update_processes.get(order.policy, 1)
     threads = config.execution.threads or max(1, cores() // max(1, len(config.trained_policies)))
@@ -160,13 +150,3 @@ def _train(files: StoreFiles, job: ShardedJob, on_progress: Progress) -> dict[st
         on_progress=on_progress,
     )
     return asdict(metrics)
-
-
-def _stoppable(policy: str, on_progress: Progress | None, stop: threading.Event | None) -> Progress:
-    def report(done: int, total: int) -> None:
-        if stop is not None and stop.is_set():
-            raise InfrastructureError(f"update of policy {policy!r}: stopped, since the run that wants it ends.")
-        if on_progress is not None and total:
-            on_progress(done, total)
-
-    return report

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from infra.store.files import StoreFiles
+from infra.store.runs import open_store
 from infra.training.process_ranks import process_ranks
 from infra.training.rank_reports import RankReports
 from infra.training.sharded_job import ShardedJob, read_job
@@ -39,7 +39,7 @@ def _update(job: ShardedJob, reports: RankReports) -> None:
     config, order = job.config, job.order
     policy = config.policies[order.policy]
     with process_ranks(config.execution.update_deadline_s) as ranks:
-        share = trajectory_share(StoreFiles(job.store), config, order, ranks.index, ranks.count)
+        share = trajectory_share(open_store(job.store), config, order, ranks.index, ranks.count)
         metrics = train_policy(
             job.source,
             job.target,

@@ -45,13 +45,14 @@ def next_update(before: StoredUpdate, processes: int) -> StoredUpdate:
 
 
 def carried_out(update: StoredUpdate, folder: Path) -> tuple[Path, dict]:
-    """Folder of the new version, and the figures."""
-    done = carry_out(update.files, update.config, update.order, folder / "cache")
+    """Folder of the new version, and the figures, with the last progress that was told beside them."""
+    told = [(0, 0)]
+    done = carry_out(update.files, update.config, update.order, folder / "cache", lambda *news: told.append(news))
     assert find_update(update.files, update.config, update.order) == done
     version = require_version(update.files, RUN, POLICY, POLICY, done.step.to_version)
     assert not version_faults(update.files, version)
     place = update.files.full(layout.policy_folder(RUN, POLICY, version.version))
-    return Path(place), json.loads(update.files.read(done.figures.path))["figures"]
+    return Path(place), json.loads(update.files.read(done.figures.path))["figures"] | {"told": told[-1]}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,8 @@ def require_close(found: Path, wanted: Path, steps: int) -> None:
 
 def require_same_figures(found: dict, wanted: dict) -> None:
     packing = ("tokens_computed", "padding_share")  # each rank pads on its own
-    for name in wanted.keys() - set(packing):
+    assert found["told"] == wanted["told"]
+    for name in wanted.keys() - {"told", *packing}:
         assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-6), name
     assert found.keys() == wanted.keys()
 
@@ -100,6 +102,7 @@ def test_two_processes_make_the_version_of_one(both):
     require_same_figures(figures, wanted_figures)
     assert figures["optimizer_steps"] == 2
     assert figures["trajectories"] == 6
+    assert figures["told"][0] == figures["told"][1] == sum(FIRST[0])
     assert figures["ref_kl"] > 0, "the second step is away from the reference"
     assert "lm_head.weight" not in load_file(found / "model.safetensors"), "tied"
 
@@ -181,7 +184,7 @@ def test_a_rank_that_is_killed_is_an_error_in_words(tmp_path):
     killed = []
 
     def kill_a_rank(done: int, total: int) -> None:
-        if not killed:
+        if done and not killed:
             torchrun = processes_with("torch.distributed.run")
             killed.append(max(set(processes_with("infra.training.sharded_update")) - set(torchrun)))
             os.kill(killed[0], signal.SIGKILL)

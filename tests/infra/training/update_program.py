@@ -1,32 +1,27 @@
-"""A process that carries out an update as a task does: in a thread, told to stop when it is cancelled or ends.
+"""A process that carries out an update as a task does: in a thread, which is told when it is cancelled.
 
-Arguments: folder of the order (a `ShardedJob`), folder for downloads, file that is touched at the first progress.
+Arguments: folder of the order (a `ShardedJob`), folder for downloads, file that is touched at the first tokens.
 """
 
 import asyncio
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from infra.store.files import StoreFiles
 from infra.training.policy_update import carry_out
 from infra.training.sharded_job import read_job
+from tasks.stoppable import stoppable
 
 
 async def main(job_folder: str, cache: str, begun: str) -> None:
     job = read_job(Path(job_folder))
-    stop = threading.Event()
 
-    def on_progress(done: int, total: int) -> None:
-        Path(begun).touch()
+    def note(done: int, total: int) -> None:
+        if done:
+            Path(begun).touch()
 
-    try:
-        await asyncio.to_thread(
-            carry_out, StoreFiles(job.store), job.config, job.order, Path(cache), on_progress, stop=stop
-        )
-    finally:
-        stop.set()
+    await stoppable(lambda move: carry_out(StoreFiles(job.store), job.config, job.order, Path(cache), move), note)
 
 
 if __name__ == "__main__":
