@@ -43,6 +43,7 @@ async def report_iteration(
             "manifest": committed.sha256[:12],
             "config": manifest.config_sha256[:12],
             "code": manifest.code_version,
+            **_tracked_at(resources),
         },
     )
     line = console_line(summary)
@@ -55,6 +56,12 @@ async def report_iteration(
         await _picture(resources, manifest.iteration)
     except Exception as error:
         stage_logger().warning("Artifacts of iteration %s are missing: %s", manifest.iteration, error)
+
+
+def _tracked_at(resources: RunResources) -> dict[str, str]:
+    """The run's page in MLflow, where a server shows one."""
+    link = resources.tracker.link
+    return {"mlflow": link} if link else {}
 
 
 async def report_evaluation(markdown: str) -> None:
@@ -80,7 +87,7 @@ def tell_tracker(resources: RunResources, committed: CommittedManifest, metrics:
 
 def draw_curves(resources: RunResources, iterations: int) -> bytes:
     """Draw the run's curves, keep them as a file and in MLflow, and return the PNG."""
-    png = curves_png(resources.history.rows(iterations), f"{resources.run.name}: {iterations} iterations")
+    png = curves_png(resources.history.rows(iterations), f"{resources.run.name}: {_counted(iterations)}")
     resources.curves_file.parent.mkdir(parents=True, exist_ok=True)
     resources.curves_file.write_bytes(png)
     resources.tracker.log_picture("curves.png", png)
@@ -97,5 +104,9 @@ async def _picture(resources: RunResources, iteration: int) -> None:
     await acreate_image_artifact(
         f"data:image/png;base64,{base64.b64encode(png).decode()}",
         key="mgrpo-curves",
-        description=f"{resources.run.name}, {iteration + 1} iterations",
+        description=f"{resources.run.name}, {_counted(iteration + 1)}",
     )
+
+
+def _counted(iterations: int) -> str:
+    return "1 iteration" if iterations == 1 else f"{iterations} iterations"

@@ -23,7 +23,7 @@ def stage(body: Callable[Concatenate[RunResources, P], Awaitable[R]] | None = No
 
     Args:
         body: the function, where the decorator stands bare.
-        options: of `prefect.task`, such as `task_run_name`.
+        options: of `prefect.task`, such as `task_run_name`; without one a run is called as its stage.
     """
     if body is None:
         return functools.partial(stage, **options)
@@ -36,4 +36,4 @@ def stage(body: Callable[Concatenate[RunResources, P], Awaitable[R]] | None = No
         finally:
             resources.clock.add(body.__name__, start, time.perf_counter())
 
-    return Task(timed, cache_policy=NO_CACHE, **options)
+    return Task(timed, cache_policy=NO_CACHE, **{"task_run_name": body.__name__, **options})

@@ -63,8 +63,16 @@ def locked() -> dict[str, str]:
 
 def required() -> list[Requirement]:
     project = PROJECT["project"]
-    texts = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    return [Requirement(text) for text in texts]
+    extras = project["optional-dependencies"]
+    asked = [Requirement(text) for text in (*project["dependencies"], *extras["dev"])]
+    own = [
+        Requirement(text)
+        for one in asked
+        if one.name == project["name"]
+        for name in one.extras
+        for text in extras[name]
+    ]
+    return [*(one for one in asked if one.name != project["name"]), *own]
 
 
 @pytest.mark.parametrize("requirement", required(), ids=str)

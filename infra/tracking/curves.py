@@ -159,7 +159,7 @@ def _success(axes: Axes, rows: Rows) -> None:
         marker = "s" if there.sum() < _MARKED_TO else ""
         axes.plot(at[there], greedy[there], color=_COLOURS[2], marker=marker, markersize=4, label="held out, greedy")
     _as_share(axes)
-    axes.set_ylim(bottom=-0.02)
+    axes.set_ylim(bottom=-0.02, top=max(0.1, axes.get_ylim()[1]))
 
 
 def _line(axes: Axes, rows: Rows, name: str, label: str, colour: str, *, style: str = "-", width: float = 1.8) -> None:

@@ -62,6 +62,7 @@ class MlflowTracker:
         self._client: MlflowClient | None = None
         self._start: tuple[RunIdentity, Mapping[str, object]] | None = None
         self._run_id: str | None = None
+        self._run_page: str | None = None
         self._unsent: list[IterationRecord] = []
         self._newest = -1
         self._stored: tuple[int, set[str]] = (-1, set())  # what the store is known to have of one iteration
@@ -75,6 +76,12 @@ class MlflowTracker:
     def run_id(self) -> str | None:
         """MLflow's id of the run; None until the store has answered."""
         return self._run_id
+
+    @property
+    def link(self) -> str | None:
+        if self._run_page is None or not self._uri.startswith("http"):
+            return None
+        return f"{self._uri.rstrip('/')}/#{self._run_page}"
 
     def start(self, identity: RunIdentity, config: Mapping[str, object]) -> None:
         self._start = (identity, config)
@@ -145,6 +152,7 @@ class MlflowTracker:
         history = client.get_metric_history(run_id, ITERATION_METRIC)
         self._newest = max((metric.step for metric in history), default=-1)
         self._log_config(client, run, config)
+        self._run_page = f"/experiments/{experiment_id}/runs/{run_id}"
         self._run_id = run_id
 
     def _experiment_id(self, client: "MlflowClient") -> str:

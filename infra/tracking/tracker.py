@@ -65,6 +65,11 @@ class Tracker(Protocol):
         """How often something could not be stored."""
         ...
 
+    @property
+    def link(self) -> str | None:
+        """Page of the run for people; None where no server shows one, or it is not known yet."""
+        ...
+
     def start(self, identity: RunIdentity, config: Mapping[str, object]) -> None:
         """Open the run of this identity, the same one again after a resume. `config` is the whole, resolved config."""
         ...
@@ -84,6 +89,7 @@ class Tracker(Protocol):
 class MemoryTracker:
     """A `Tracker` that keeps everything in plain fields, for tests and for runs that nobody watches."""
 
+    link: str | None = None
     identity: RunIdentity | None = None
     config: Mapping[str, object] = field(default_factory=dict)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)

@@ -1,11 +1,14 @@
 """What goes wrong, by import path: tools and judges that are down, weights that turn to NaN."""
 
 import itertools
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from infra.store.files import StoreFiles
 from mgrpo_core.errors import JudgeError, ToolOutageError
 from mgrpo_core.rollout.protocols import Report
 
@@ -61,3 +64,15 @@ def turn_to_nan(source: Path, *rest: object) -> None:
     weights = load_file(path)
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, path, {"format": "pt"})
+
+
+def meet_the_other(files: StoreFiles, run: str, *_: object) -> None:
+    """Wait until a second process stands at the same place."""
+    folder = Path(files.root) / f"met-{run}"
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody came")
+        time.sleep(0.001)
