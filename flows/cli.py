@@ -1,6 +1,7 @@
-"""The command `mgrpo`: check, train, evaluate, runs, verify. Heavy imports wait until a command needs them."""
+"""The command `mgrpo`. Heavy imports wait until a command needs them."""
 
 import asyncio
+import dataclasses
 import json
 import sys
 from collections.abc import Coroutine, Iterator
@@ -38,6 +39,9 @@ Store = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, e.g. --set loss.clip_low=0.1; may be repeated.")
+]
+AcceptConfigChange = Annotated[
+    bool, typer.Option("--accept-config-change", help="Continue a run although its config was another so far.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 DEFAULT_STORE = "mgrpo-store"
@@ -95,9 +99,7 @@ def train(
     store: Store = DEFAULT_STORE,
     seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
     overrides: Overrides = None,
-    accept_config_change: Annotated[
-        bool, typer.Option("--accept-config-change", help="Continue a run although its config was another so far.")
-    ] = False,
+    accept_config_change: AcceptConfigChange = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a run until it has all its iterations; a run that exists is continued where it stopped."""
@@ -154,6 +156,49 @@ def evaluate(
         else:
             for line in result.lines():
                 typer.echo(line)
+
+
+@app.command()
+def deploy(
+    source: Source,
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: the config's name.")] = None,
+    store: Store = DEFAULT_STORE,
+    name: Annotated[str, typer.Option("--name", help="Of the deployment: mgrpo/NAME.")] = "iteration",
+    cron: Annotated[str, typer.Option("--cron", help="When iterations start by themselves, in UTC.")] = "0 * * * *",
+    active: Annotated[bool, typer.Option("--active", help="Switch the schedule on, if it is new.")] = False,
+    overrides: Overrides = None,
+    accept_config_change: AcceptConfigChange = False,
+    prefect_yaml: Annotated[
+        bool, typer.Option("--prefect-yaml", help="Print the deployments as a prefect.yaml, and do nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put a run's work pools, deployments and schedule on the Prefect server. Done again, it changes nothing."""
+    with _errors_to_exit_codes():
+        config = load_config(source, ["execution.mode=work_pools", *(overrides or [])])
+        temporary_server.prepare()
+        from flows.deployments.deploy import Deployed, deploy_run
+        from flows.deployments.specs import Placement, Schedule, as_prefect_yaml, deployment_specs
+
+        placement = Placement(run or Path(source).stem, store, name, Schedule(cron, active))
+        if prefect_yaml:
+            specs = as_prefect_yaml(deployment_specs(config, placement))
+            typer.echo(yaml.safe_dump(specs, sort_keys=False, width=120), nl=False)
+            return
+
+        async def put_all() -> list[Deployed]:
+            done = []
+            async for one in deploy_run(config, placement, accept_config_change=accept_config_change):
+                done.append(one)
+                if not as_json:
+                    typer.echo(f"{one.kind:<11} {one.name:<40} {one.done}")
+            return done
+
+        done = _run(put_all())
+        if as_json:
+            _print_json([dataclasses.asdict(one) for one in done])
+        else:
+            typer.echo(f"Start an iteration: prefect deployment run mgrpo/{name} --watch")
 
 
 @app.command()

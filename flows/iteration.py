@@ -1,32 +1,13 @@
-"""The flow `mgrpo`: one training iteration.
+"""The flow `mgrpo`: one training iteration. What it does is `compute_iteration`.
 
-What M-GRPO (arXiv:2511.13288) adds to GRPO, and where it stands below:
-- a rollout is a main trajectory and the sub-agent trajectories it called for: two kinds of stage over one board;
-- rollouts delegate in different numbers: `align_trajectories` gives each the same number of slots;
-- each agent has its own group per query: `compute_advantages` never compares main with sub;
-- each policy is updated on its own, from its own rows and the shared small tables.
-What this flow adds to M-GRPO: the tables are the audit log, and an iteration exists only once its manifest does.
+Prefect imports this file also where nothing is computed: to deploy it, and for a hook of a run that crashed. So what
+computes, torch and all, is imported when the run begins.
 """
-
-import time
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.cancellation import cancel_children
-from flows.process import resources_of
-from mgrpo_core.side_by_side import side_by_side
-from tasks.align_trajectories import align_trajectories
-from tasks.commit_iteration import commit_iteration
-from tasks.compute_advantages import compute_advantages
-from tasks.materialize_trajectories import materialize_trajectories
-from tasks.measure import measure_iteration
-from tasks.open_iteration import opened
-from tasks.publish_policy import publish_policy
-from tasks.report import report_iteration
-from tasks.roll_out import IterationRollouts, main_rollout, sub_agent_invocation
-from tasks.score_rewards import score_rewards
-from tasks.updates import update_stage
 
 
 def _flow_run_name() -> str:
@@ -47,30 +28,6 @@ async def iteration(
         iteration: Number of the iteration; empty = the next one.
         config: sha256 of one of the run's stored configs; empty = the newest iteration's.
     """
-    started = time.perf_counter()
-    async with resources_of(run, store, config) as resources:
-        resources.clock.clear()
-        async with opened(resources, iteration) as at:
-            rollouts = IterationRollouts(resources, at)
-            await side_by_side(
-                main_rollout(resources, rollouts),
-                *(sub_agent_invocation(resources, rollouts, agent) for agent in rollouts.stages.sub_agents),
-            )
-            trajectories = await materialize_trajectories(resources, at)
-            rewards = await score_rewards(resources, at, trajectories)
-            alignment = await align_trajectories(resources, at, rewards)
-            advantages = await compute_advantages(resources, at, rewards, alignment)
-            update_policy = update_stage(resources.config)
-            updates = await side_by_side(
-                *(
-                    update_policy(resources, at, policy, trajectories, advantages)
-                    for policy in resources.config.trained_policies
-                )
-            )
-            metrics = await measure_iteration(resources, at, trajectories, (rewards, alignment, advantages), updates)
-            committed = await commit_iteration(
-                resources, at, trajectories, (rewards, alignment, advantages), updates, metrics
-            )
-        await publish_policy(resources, committed)
-        await report_iteration(resources, committed, metrics, time.perf_counter() - started)
-        return metrics
+    from flows.compute_iteration import compute_iteration
+
+    return await compute_iteration(run, store, iteration, config)

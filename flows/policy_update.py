@@ -6,8 +6,7 @@ Reads its policy's rows and the small tables from the store, writes version n+1 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from infra.training.policy_update import UpdateOrder
-from tasks.run_update import run_update
+from infra.training.orders import UpdateOrder
 
 
 def _flow_run_name() -> str:
@@ -24,4 +23,6 @@ async def policy_update(order: UpdateOrder, store: str) -> dict[str, float]:
         order: Which update: run, iteration, policy, and its tables by reference. Made by the iteration.
         store: Folder or fsspec URL of the store.
     """
+    from tasks.run_update import run_update  # not before the run begins: see flows/iteration.py
+
     return await run_update(order, store)

@@ -109,6 +109,7 @@ def preload() -> None:
         [
             "flows.cli",
             "flows.train",
+            "flows.compute_iteration",
             "flows.evaluate",
             "matplotlib.backends.backend_agg",
             "matplotlib.pyplot",

@@ -14,33 +14,33 @@ ROLLOUTS = [
     Trap("infra.resources:publish_version", "exit"),  # main's version 0 is stored, the sub-agent's is not
     Trap("tasks.open_iteration:open_iteration"),
     Trap("tasks.open_iteration:open_iteration", "exit"),
-    Trap("flows.iteration:sub_agent_invocation"),
-    Trap("flows.iteration:main_rollout"),
+    Trap("flows.compute_iteration:sub_agent_invocation"),
+    Trap("flows.compute_iteration:main_rollout"),
     Trap("tasks.roll_out:stage_group"),
     Trap("tasks.roll_out:stage_group", "exit"),  # one of two groups is staged
     Trap("tasks.roll_out:stage_group", "exit", call=2),
 ]
 STAGED = [
-    Trap("flows.iteration:main_rollout", "exit"),
-    Trap("flows.iteration:materialize_trajectories"),
-    Trap("flows.iteration:materialize_trajectories", "exit"),
-    Trap("flows.iteration:score_rewards"),
-    Trap("flows.iteration:score_rewards", "exit"),
-    Trap("flows.iteration:align_trajectories", "exit"),
-    Trap("flows.iteration:compute_advantages", "exit"),
+    Trap("flows.compute_iteration:main_rollout", "exit"),
+    Trap("flows.compute_iteration:materialize_trajectories"),
+    Trap("flows.compute_iteration:materialize_trajectories", "exit"),
+    Trap("flows.compute_iteration:score_rewards"),
+    Trap("flows.compute_iteration:score_rewards", "exit"),
+    Trap("flows.compute_iteration:align_trajectories", "exit"),
+    Trap("flows.compute_iteration:compute_advantages", "exit"),
     Trap("infra.training.policy_update:train_policy"),
     Trap("infra.training.policy_update:train_policy", "exit"),  # stepped, in memory only
     Trap("infra.training.policy_update:publish_version", "exit"),  # one version made, its figures not written
     Trap("infra.training.policy_update:publish_version", "exit", call=2),
     Trap("tasks.update_policy:update_policy", "exit"),
-    Trap("flows.iteration:measure_iteration", "exit"),
+    Trap("flows.compute_iteration:measure_iteration", "exit"),
     Trap("tasks.commit_iteration:commit_manifest"),
 ]
 COMMITTED = [
     Trap("tasks.commit_iteration:commit_manifest", "exit"),  # staging is still there
-    Trap("flows.iteration:publish_policy"),
-    Trap("flows.iteration:report_iteration"),
-    Trap("flows.iteration:report_iteration", "exit"),
+    Trap("flows.compute_iteration:publish_policy"),
+    Trap("flows.compute_iteration:report_iteration"),
+    Trap("flows.compute_iteration:report_iteration", "exit"),
 ]
 
 
@@ -120,7 +120,7 @@ def test_a_kill_after_the_commit_leaves_an_iteration_that_is_never_made_again(
 ):
     _kill(program, team, tmp_path, trap)
     before = (iteration_folder(tmp_path) / "manifest.json").read_bytes()
-    _continue(program, team, tmp_path, Trap("flows.iteration:main_rollout", action="raise"))
+    _continue(program, team, tmp_path, Trap("flows.compute_iteration:main_rollout", action="raise"))
 
     assert (iteration_folder(tmp_path) / "manifest.json").read_bytes() == before
     assert tables_sha256(tmp_path) == tables_sha256(undisturbed)

@@ -161,7 +161,7 @@ async def test_f11_sixty_four_stages_at_once_all_reach_a_final_state(prefect_ser
 # case F6: what is bound to a position is checked by its id
 def test_f6_groups_staged_under_each_others_positions_are_not_believed(program, team, tmp_path):
     train = ("train", team / "run.yaml", "--run", "f6", "--store", tmp_path)
-    program.run(*train, traps=[Trap("flows.iteration:main_rollout", "exit")])
+    program.run(*train, traps=[Trap("flows.compute_iteration:main_rollout", "exit")])
     staging = iteration_folder(tmp_path, run="f6") / "staging"
     (staging / "00000000.parquet").rename(staging / "kept")
     (staging / "00000001.parquet").rename(staging / "00000000.parquet")

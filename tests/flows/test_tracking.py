@@ -41,7 +41,7 @@ def story(program: Program, team: Path, tmp_path_factory: pytest.TempPathFactory
     time.sleep(1)  # the run is opened in the background
     running.signal(signal.SIGTERM)
     ended(running.wait(60).code)
-    ended(program.run(*base, "--iterations", 3, traps=[Trap("flows.iteration:report_iteration", "exit")]).code)
+    ended(program.run(*base, "--iterations", 3, traps=[Trap("flows.compute_iteration:report_iteration", "exit")]).code)
     ended(program.run(*base, "--iterations", 3, "--set", "rollout.concurrency=7").code)
     return store, story
 
