@@ -19,14 +19,16 @@ def file_system(url: str, patience_s: float) -> tuple[Any, str]:
 
     Raises: StoreError if none answers to it, or if the URL or the S3 endpoint's holds credentials.
     """
-    _refuse_credentials(url, "the store's URL")
+    if _CREDENTIALS.search(url):
+        raise _told_too_much("the store's URL")
     # Never a cached instance: its listing cache would hide what other processes write.
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     try:
         if not is_s3(url):
             return fsspec.core.url_to_fs(url, **options)
         for name in _ENDPOINTS:
-            _refuse_credentials(os.environ.get(name, ""), f"the environment's {name}")
+            if "@" in os.environ.get(name, ""):
+                raise _told_too_much(f"the environment's {name}")
         from infra.store.s3 import PatientS3  # a second to import, and no part of a local store
 
         return PatientS3(patience_s=patience_s, **options), str(PatientS3._strip_protocol(url))
@@ -39,10 +41,9 @@ def is_s3(url: str) -> bool:
     return fsspec.core.split_protocol(url)[0] in _S3
 
 
-def _refuse_credentials(url: str, what: str) -> None:
-    if _CREDENTIALS.search(url):
-        raise StoreError(  # without the URL: messages are logged
-            f"{what} holds credentials, and would show them in logs, manifests and process lists. Leave them out, as "
-            "in s3://bucket/prefix, and give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in "
-            "~/.aws/credentials, or as a role of the machine."
-        )
+def _told_too_much(what: str) -> StoreError:
+    return StoreError(  # without the URL: messages are logged
+        f"{what} holds credentials, and would show them in logs, manifests and process lists. Leave them out, as in "
+        "s3://bucket/prefix, and give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in ~/.aws/credentials, or "
+        "as a role of the machine."
+    )

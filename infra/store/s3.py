@@ -17,7 +17,7 @@ PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000
 _MOST_REMOVED = 1_000
 _TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}
-_REFUSED, _NOT_IMPLEMENTED = 412, 501
+_REFUSED, _NO_SUCH_RANGE, _NOT_IMPLEMENTED = 412, 416, 501
 
 
 class PatientS3(S3FileSystem):
@@ -74,6 +74,22 @@ class PatientS3(S3FileSystem):
         return answer["ContentLength"], answer["ETag"]
 
     look = sync_wrapper(_look)
+
+    def read_small(self, path: str, limit: int) -> bytes | None:
+        """A file of at most `limit` bytes, in one request; None if it is larger.
+
+        Raises: FileNotFoundError.
+        """
+        bucket, key, _ = self.split_path(path)
+        try:
+            answer: Any = self.call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes=0-{limit - 1}")
+        except OSError as error:
+            cause = error.__cause__
+            if isinstance(cause, ClientError) and _status(cause) == _NO_SUCH_RANGE:
+                return b""  # an empty file has no first byte
+            raise
+        size = int(answer.get("ContentRange", "/0").rpartition("/")[2])
+        return None if size > limit else answer["Body"].data
 
     def first_below(self, path: str) -> str | None:
         """A file below a folder, None if there is none. An empty folder, which some servers have, is none."""
@@ -139,10 +155,9 @@ class PatientS3(S3FileSystem):
         try:
             await self._patience.call(f"s3://{path}", request)
         except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if status == _NOT_IMPLEMENTED and look_first:
+            if _status(error) == _NOT_IMPLEMENTED and look_first:
                 await self._pipe_file(path, data)
-            elif status != _REFUSED:
+            elif _status(error) != _REFUSED:
                 raise translate_boto_error(error) from error
             elif sent == 1 or await self._cat_file(path) != data:
                 raise FileExistsError(path) from error
@@ -150,14 +165,18 @@ class PatientS3(S3FileSystem):
     create_object = sync_wrapper(_create_object)
 
 
+def _status(error: ClientError) -> int | None:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+
+
 class _Body:
     """The body of an answer, read already; what s3fs asks of a stream."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
 
     async def read(self) -> bytes:
-        return self._data
+        return self.data
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,9 +1,10 @@
 """Finished query groups, kept as they finish, so that a killed iteration loses only what was in flight."""
 
+import itertools
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +20,7 @@ from mgrpo_core.errors import TableIntegrityError
 from mgrpo_core.trajectories import Rollout, Trajectory
 
 _log = logging.getLogger("mgrpo.store")
+_GROUPS_AHEAD = 4
 _READERS = 16  # requests in flight: an object store answers each in tens of milliseconds
 
 
@@ -59,8 +61,7 @@ def materialize(
     seen: set[str] = set()
     with ExitStack() as stack:
         merged = {agent: stack.enter_context(_Shards(files, (run, iteration, agent))) for agent in agents}
-        for position in sorted(positions):
-            group = _read_group(files, run, iteration, position)
+        for position, group in _read_ahead(files, run, iteration, sorted(positions)):
             where = files.uri(layout.staged_group(run, iteration, position))
             ids = group.column("trajectory_id").to_pylist()
             twice = seen.intersection(ids) or {one for one, times in Counter(ids).items() if times > 1}
@@ -111,6 +112,20 @@ def _read_group(
                 "remove it, and start again."
             )
     return group
+
+
+def _read_ahead(
+    files: StoreFiles, run: str, iteration: int, positions: Sequence[int]
+) -> Iterator[tuple[int, pa.Table]]:
+    """Groups in order; from an object store the next few are under way meanwhile."""
+    ahead = 1 if files.is_local else _GROUPS_AHEAD
+    with ThreadPoolExecutor(ahead) as readers:
+        waiting: deque[Future[pa.Table]] = deque()
+        following = iter(positions)
+        for position in positions:
+            for coming in itertools.islice(following, ahead - len(waiting)):
+                waiting.append(readers.submit(_read_group, files, run, iteration, coming))
+            yield position, waiting.popleft().result()
 
 
 def _drop_others(files: StoreFiles, folder: str, kept: set[str]) -> None:

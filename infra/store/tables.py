@@ -143,7 +143,7 @@ def open_table(files: StoreFiles, path: str, schema: TableSchema) -> Iterator[pq
         SchemaVersionError: written by a newer mgrpo.
     """
     try:
-        handle = files.fs.open(files.full(path), "rb")
+        handle = files.open(path)
     except FileNotFoundError as error:
         raise TableIntegrityError(f"{files.uri(path)}: missing. Restore it, or run the iteration again.") from error
     with handle:

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import random
 import shutil
 import socket
@@ -19,6 +20,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 BUCKET = "store"
+ACCOUNT = ("testing", "testing")
+"""Key id and secret that tests/conftest.py sets."""
 _START_DEADLINE_S = 90.0
 _KILL_DEADLINE_S = 10.0
 # Dies with the process that started it, even if that one is killed.
@@ -32,12 +35,13 @@ _PORTS = (
 class SeaweedFS:
     """One server: its ports and data stay the same when it is killed and started again.
 
-    Its account is that of the environment (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, see tests/conftest.py), and
-    it checks signatures. Start it from the main thread: it dies with the thread that started it.
+    It checks signatures; its one account is that of tests/conftest.py unless another is given. Start it from the main
+    thread: it dies with the thread that started it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, account: tuple[str, str] = ACCOUNT) -> None:
         self.folder = folder
+        self.account = account
         self.ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
         self.endpoint = f"http://127.0.0.1:{self.ports['s3.port']}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +63,10 @@ class SeaweedFS:
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, *command], stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, "-c", _LAUNCHER, *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), self.account, strict=True)),
             )
         self._wait_until_it_answers()
 
@@ -79,7 +86,8 @@ class SeaweedFS:
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
-        client = boto3.client(
+        # A session of its own: the default one keeps the first credentials that it finds.
+        client = boto3.Session(*self.account, region_name="us-east-1").client(
             "s3",
             endpoint_url=self.endpoint,
             config=Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5),
@@ -105,10 +113,10 @@ class SeaweedFS:
 
 
 @contextmanager
-def running_seaweedfs() -> Iterator[SeaweedFS]:
+def running_seaweedfs(account: tuple[str, str] = ACCOUNT) -> Iterator[SeaweedFS]:
     """A server of the caller's own, for tests that kill it. Takes 4 to 9 s to start, 3 s to start again."""
     with tempfile.TemporaryDirectory(prefix="mgrpo-seaweedfs-", ignore_cleanup_errors=True) as folder:
-        server = SeaweedFS(Path(folder))
+        server = SeaweedFS(Path(folder), account)
         try:
             server.start()
             yield server

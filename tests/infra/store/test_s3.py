@@ -12,6 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+import infra.store.files
 import infra.store.s3
 from infra.store import layout
 from infra.store.files import StoreFiles
@@ -260,12 +261,29 @@ def test_staging_that_cannot_be_removed_does_not_undo_a_commit(proxy, tmp_path, 
     assert not files.exists(layout.staging_folder("r", 0))
 
 
-def test_a_small_table_is_read_in_two_requests(proxy):
+def test_a_small_table_is_read_in_one_request(proxy):
     files = StoreFiles(url())
     small_run.write_tables(files, "r", 0)
     proxy.requests.clear()
     read_table(files, layout.table_file("r", 0, "rewards"), REWARDS)
-    assert [method for method, _ in proxy.requests] == ["HEAD", "GET"]
+    assert [method for method, _ in proxy.requests] == ["GET"]
+
+
+def test_a_table_too_large_for_one_request_is_read_by_ranges(proxy, monkeypatch):
+    monkeypatch.setattr(infra.store.files, "_SMALL_BYTES", 1000)
+    files = StoreFiles(url())
+    small_run.write_tables(files, "r", 0)
+    assert read_table(files, layout.table_file("r", 0, "rewards"), REWARDS).num_rows == 10
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
+def test_small_and_large_files_come_whole(each_s3_url, monkeypatch, size):
+    monkeypatch.setattr(infra.store.files, "_SMALL_BYTES", 1000)
+    files, data = StoreFiles(each_s3_url), os.urandom(size)
+    ref = files.write("r/a", data)
+    with files.open("r/a") as file:
+        assert file.read() == data
+    assert files.sha256("r/a") == (ref.sha256, size)
 
 
 def test_a_small_file_is_written_in_one_request_and_in_an_iteration_in_two(proxy):
