@@ -58,7 +58,7 @@ def train_in_processes(job: ShardedJob, processes: int, threads: int, on_progres
         _log.error(
             "Ranks of the update of policy %s ended with %s; their last lines:\n%s", job.order.policy, code, tail
         )
-        raise _failure(job.order.policy, code, tail, reports.error())
+        raise what_ended(job.order.policy, code, tail, reports.error())
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def _tail(folder: Path) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _failure(policy: str, code: int, tail: str, told: RankError | None) -> MGRPOError:
-    """What ended the update. Ranks that lose one that was killed fail too, and torchrun ends them with SIGTERM."""
+def what_ended(policy: str, code: int, tail: str, told: RankError | None) -> MGRPOError:
+    """The error to raise for ranks that failed: those that lose one fail too, and torchrun ends them with SIGTERM."""
     killed = next((found for found in _KILLED.finditer(tail) if found[1] != "SIGTERM"), None)
     if told is not None and (told.sure or killed is None):
         return told.raised_again()

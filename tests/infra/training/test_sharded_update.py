@@ -116,7 +116,10 @@ def test_an_update_goes_on_where_another_number_of_processes_left_it(both, name)
     assert json.loads((found / "trainer_state.json").read_text())["optimizer_steps"] == 3
 
 
-def test_a_loss_that_is_not_finite_names_its_trajectory_and_writes_nothing(tmp_path):
+def test_a_loss_that_is_not_finite_names_its_trajectory_and_writes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra/__init__.py").touch()
+    monkeypatch.chdir(tmp_path)  # where somebody works on an `infra` of theirs: the ranks find ours
     files, settings = StoreFiles(str(tmp_path / "store")), config_of(2, steps=1)
     store_run(files, settings, tmp_path)
     lengths, advantages = FIRST
