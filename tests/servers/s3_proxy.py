@@ -26,6 +26,7 @@ class Fault(Enum):
     TOO_MANY_REQUESTS = 429
     CONDITIONAL_REQUEST_CONFLICT = 409
     NOT_IMPLEMENTED = 501
+    NO_SUCH_UPLOAD = 404
 
 
 @dataclass

@@ -1,4 +1,7 @@
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +18,7 @@ from infra.store.manifests import (
     newest_committed,
     read_manifest,
 )
+from infra.store.writer import new_writer
 from mgrpo_core.data_order import DataCursor
 from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, TableIntegrityError
 from tests.infra.store.small_run import make_version, manifest, start_run, write_iteration, write_run, write_tables
@@ -185,6 +189,41 @@ def test_what_is_no_manifest_is_said_to_be_none(local_files, content):
     local_files.create(layout.manifest_file("r", 0), content)
     with pytest.raises(TableIntegrityError, match="is no manifest"):
         read_manifest(local_files, "r", 0)
+
+
+def test_a_manifest_of_version_1_which_named_no_writer_is_readable(local_files, ready):
+    raw = json.loads(ready.to_bytes()) | {"schema_version": 1}
+    del raw["writer"]
+    local_files.create(layout.manifest_file("r", 0), json.dumps(raw).encode())
+    found = read_manifest(local_files, "r", 0).manifest
+    assert found == replace(ready, schema_version=1, writer=None)
+    with pytest.raises(AlreadyCommittedError, match=r"by another process or an earlier attempt\. Theirs stands"):
+        commit_manifest(local_files, ready)
+
+
+def test_a_manifest_of_version_2_without_a_writer_is_none(local_files):
+    raw = json.loads(bare().to_bytes())
+    del raw["writer"]
+    local_files.create(layout.manifest_file("r", 0), json.dumps(raw).encode())
+    with pytest.raises(TableIntegrityError, match="is no manifest"):
+        read_manifest(local_files, "r", 0)
+
+
+def test_the_loser_of_two_equal_commits_learns_who_won(files, tmp_path):
+    start_run(files, "r", tmp_path)
+    tables = write_tables(files, "r", 0)
+    one, two = new_writer("run one"), new_writer("run one")
+    assert one != two
+    commit_manifest(files, manifest("r", 0, tables, {}, writer=one))
+    with pytest.raises(AlreadyCommittedError) as caught:
+        commit_manifest(files, manifest("r", 0, tables, {}, writer=two))
+    assert f"committed already, by {one}. Theirs stands" in str(caught.value)
+    assert f"This was {two}." in str(caught.value)
+
+
+def test_a_writer_is_named_by_its_label_host_and_process():
+    said = re.escape(f"brave-fox (process {os.getpid()} on {socket.gethostname()}, ") + "[0-9a-f]{8}[)]"
+    assert re.fullmatch(said, new_writer("brave-fox"))
 
 
 def test_a_manifest_of_a_newer_mgrpo_is_refused_with_the_way_out(local_files):

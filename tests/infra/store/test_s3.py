@@ -152,6 +152,17 @@ def test_a_large_upload_outlives_a_passing_fault_of_each_of_its_requests(
     assert files.sha256("r/weights") == (ref.sha256, ref.bytes)
 
 
+def test_an_upload_in_parts_that_the_server_forgot_starts_anew(proxy, small_parts, tmp_path):
+    # What AWS says of a completion that is sent again because the first answer was lost.
+    files, source = StoreFiles(url()), tmp_path / "weights"
+    source.write_bytes(os.urandom(11 << 20))
+    proxy.matches = lambda method, path: method == "POST" and "uploadId=" in path
+    proxy.faults = [Fault.NO_SUCH_UPLOAD]
+    ref = files.upload(source, "r/weights")
+    assert not proxy.faults
+    assert files.sha256("r/weights") == (ref.sha256, ref.bytes)
+
+
 def test_a_large_file_is_invisible_until_it_is_complete(proxy, small_parts, tmp_path):
     files, source = StoreFiles(url(), patience_s=60), tmp_path / "weights"
     source.write_bytes(os.urandom(11 << 20))
