@@ -14,7 +14,7 @@ import yaml
 
 from flows import temporary_server
 from flows.load_config import load_config, preset_names
-from infra.deploy.local_settings import Database
+from infra.deploy.local.settings import Database
 from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
 
 app = typer.Typer(

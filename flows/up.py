@@ -10,11 +10,11 @@ from typing import Self
 
 import typer
 
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_program import Program
-from infra.deploy.local_services import Listener, Services, find_services, start_services, stop_services
-from infra.deploy.local_settings import SERVICES, Database, LocalSettings, Ports
-from infra.deploy.local_supervisor import UNREACHABLE, ProgramState
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.program import Program
+from infra.deploy.local.services import Listener, Services, find_services, start_services, stop_services
+from infra.deploy.local.settings import SERVICES, Database, LocalSettings, Ports
+from infra.deploy.local.supervisor import UNREACHABLE, ProgramState
 from mgrpo_core.config import RunConfig
 from mgrpo_core.errors import ConfigError, InfrastructureError
 

@@ -29,8 +29,8 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectException
 
 from flows.deployments.dead_runs import SILENCE_S
-from infra.deploy.local_services import Services, local_services
-from infra.deploy.local_settings import LocalSettings, Ports
+from infra.deploy.local.services import Services, local_services
+from infra.deploy.local.settings import LocalSettings, Ports
 from infra.store.manifests import newest_committed, read_manifest
 from infra.store.policies import require_version
 from infra.store.runs import require_run

@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments.flow_runs import arun_deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra.deploy.local_services import Services
+from infra.deploy.local.services import Services
 from infra.store.files import StoreFiles
 from infra.store.runs import open_store
 from tests.flows.small_team import config_of, save_config, save_policies, save_queries

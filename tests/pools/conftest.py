@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.deploy.local_services import Services, local_services
-from infra.deploy.local_settings import LocalSettings, Ports
+from infra.deploy.local.services import Services, local_services
+from infra.deploy.local.settings import LocalSettings, Ports
 from tests.pools.cluster import POOLS, Cluster, deployed
 
 
@@ -16,6 +16,7 @@ from tests.pools.cluster import POOLS, Cluster, deployed
 def services() -> Iterator[Services]:
     """Prefect server on PostgreSQL, SeaweedFS, and a worker a pool."""
     home = Path(tempfile.mkdtemp(prefix="mgrpo-pools-"))
+    home.chmod(0o755)  # PostgreSQL may run as another user, who must get in
     settings = LocalSettings(services=("server", "s3"), pools=POOLS, ports=Ports(0, 0, 0, 0))
     with local_services(home / "up", settings) as running:
         yield running

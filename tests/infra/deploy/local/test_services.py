@@ -21,11 +21,11 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra.deploy import local_http
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_leftovers import find_leftovers, is_alive, mark_of
-from infra.deploy.local_services import Services, find_services, local_services, start_services, stop_services
-from infra.deploy.local_settings import LocalSettings, Ports
+from infra.deploy.local import http_calls
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.leftovers import find_leftovers, is_alive, mark_of
+from infra.deploy.local.services import Services, find_services, local_services, start_services, stop_services
+from infra.deploy.local.settings import LocalSettings, Ports
 from mgrpo_core.errors import ConfigError, InfrastructureError
 
 MGRPO = str(Path(sys.executable).parent / "mgrpo")
@@ -171,7 +171,7 @@ def test_every_pool_has_a_worker_online_and_a_killed_one_comes_back(services):
     api = services.environment["PREFECT_API_URL"]
     assert services.settings.pools == ("mgrpo-cpu", "mgrpo-gpu-main", "mgrpo-gpu-sub")
     for pool in services.settings.pools:
-        (worker,) = local_http.post_json(f"{api}/work_pools/{pool}/workers/filter", {})
+        (worker,) = http_calls.post_json(f"{api}/work_pools/{pool}/workers/filter", {})
         assert worker["status"] == "ONLINE"
     name = "worker-mgrpo-gpu-main"
     before = services.pid(name)

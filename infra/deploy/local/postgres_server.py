@@ -13,10 +13,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from infra.deploy.local_extra import package_folder
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_ports import HOST
-from infra.deploy.local_program import Program
+from infra.deploy.local.extra import package_folder
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.ports import HOST
+from infra.deploy.local.program import Program
 from mgrpo_core.errors import InfrastructureError
 
 # Has the extension pg_trgm, which Prefect's tables need; several other packages with PostgreSQL come without.

@@ -13,9 +13,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from infra.deploy.local_home import LocalHome, Running, write_private
-from infra.deploy.local_leftovers import inherited_environment, is_alive, mark_of
-from infra.deploy.local_program import Program
+from infra.deploy.local.home import LocalHome, Running, write_private
+from infra.deploy.local.leftovers import inherited_environment, is_alive, mark_of
+from infra.deploy.local.program import Program
 from mgrpo_core.errors import InfrastructureError
 
 _START_DEADLINE_S = 30.0

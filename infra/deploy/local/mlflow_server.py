@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from infra.deploy import local_http
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_ports import HOST
-from infra.deploy.local_program import Program
+from infra.deploy.local import http_calls
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.ports import HOST
+from infra.deploy.local.program import Program
 from infra.deploy.settings import MLFLOW_SERVER
 
 
@@ -34,7 +34,7 @@ def mlflow_program(home: LocalHome, port: int, *, step: int) -> Program:
         ),
         environment=MLFLOW_SERVER,
         directory=folder,
-        answers=lambda _: local_http.answers(f"{mlflow_url(port)}/health"),
+        answers=lambda _: http_calls.answers(f"{mlflow_url(port)}/health"),
         deadline_s=120,  # the first start makes the tables
         step=step,
     )  # fmt: skip

@@ -8,11 +8,11 @@ import pytest
 
 from flows.load_config import load_config
 from flows.up import local_settings, pools_of
-from infra.deploy.local_extra import package_folder, program_path
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_ports import settle_ports
-from infra.deploy.local_program import Program
-from infra.deploy.local_settings import LocalSettings, Ports
+from infra.deploy.local.extra import package_folder, program_path
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.ports import settle_ports
+from infra.deploy.local.program import Program
+from infra.deploy.local.settings import LocalSettings, Ports
 from mgrpo_core.errors import ConfigError
 
 

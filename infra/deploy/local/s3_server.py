@@ -7,11 +7,11 @@ from pathlib import Path
 import botocore.session
 from botocore.config import Config
 
-from infra.deploy.local_extra import program_path
-from infra.deploy.local_home import LocalHome, Running, make_private_folder, write_private
-from infra.deploy.local_ports import HOST
-from infra.deploy.local_program import Program
-from infra.deploy.local_settings import Ports
+from infra.deploy.local.extra import program_path
+from infra.deploy.local.home import LocalHome, Running, make_private_folder, write_private
+from infra.deploy.local.ports import HOST
+from infra.deploy.local.program import Program
+from infra.deploy.local.settings import Ports
 from infra.deploy.settings import BUCKET, S3_CLIENT
 
 # In the order of Ports.s3_inner.

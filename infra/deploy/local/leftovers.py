@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from infra.deploy.local_home import LocalHome
+from infra.deploy.local.home import LocalHome
 
 MARK = "MGRPO_UP_HOME"
 _TERM_DEADLINE_S = 5.0

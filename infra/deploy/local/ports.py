@@ -4,7 +4,7 @@ import random
 import socket
 from dataclasses import replace
 
-from infra.deploy.local_settings import LocalSettings
+from infra.deploy.local.settings import LocalSettings
 from mgrpo_core.errors import ConfigError
 
 HOST = "127.0.0.1"

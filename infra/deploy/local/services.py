@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-from infra.deploy.local_home import LocalHome, Running
-from infra.deploy.local_leftovers import end_leftovers
-from infra.deploy.local_plan import Plan, plan_services
-from infra.deploy.local_ports import settle_ports
-from infra.deploy.local_program import Program
-from infra.deploy.local_settings import LocalSettings
-from infra.deploy.local_supervisor import UNREACHABLE, Supervisor
-from infra.deploy.local_undisturbed import undisturbed
+from infra.deploy.local.home import LocalHome, Running
+from infra.deploy.local.leftovers import end_leftovers
+from infra.deploy.local.plan import Plan, plan_services
+from infra.deploy.local.ports import settle_ports
+from infra.deploy.local.program import Program
+from infra.deploy.local.settings import LocalSettings
+from infra.deploy.local.supervisor import UNREACHABLE, Supervisor
+from infra.deploy.local.undisturbed import undisturbed
 from mgrpo_core.errors import InfrastructureError
 
 _POLL_S = 0.1

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from infra.deploy import local_http
-from infra.deploy.local_home import LocalHome
-from infra.deploy.local_ports import HOST
-from infra.deploy.local_program import Program
+from infra.deploy.local import http_calls
+from infra.deploy.local.home import LocalHome
+from infra.deploy.local.ports import HOST
+from infra.deploy.local.program import Program
 from infra.deploy.settings import PREFECT_SERVER, PREFECT_WORKER
 
 _WORKER_NAME = "mgrpo-up"
@@ -43,7 +43,7 @@ def server_program(home: LocalHome, port: int, database_url: str | None, *, step
             "PREFECT_SERVER_UI_API_URL": api_url(port),
         },
         directory=folder,
-        answers=lambda _: local_http.answers(f"{api_url(port)}/health"),
+        answers=lambda _: http_calls.answers(f"{api_url(port)}/health"),
         deadline_s=180,  # the first start makes the tables
         step=step,
         stop_wait_s=15,
@@ -76,7 +76,7 @@ def worker_program(home: LocalHome, port: int, pool: str, environment: Mapping[s
 
 def _is_online(port: int, pool: str, since: float) -> bool:
     """Whether the worker said so after `since`: the server takes one that was just killed for online, too."""
-    workers = local_http.post_json(f"{api_url(port)}/work_pools/{pool}/workers/filter", {})
+    workers = http_calls.post_json(f"{api_url(port)}/work_pools/{pool}/workers/filter", {})
     return any(
         worker["name"] == _WORKER_NAME
         and worker["status"] == "ONLINE"

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from infra.deploy.local_extra import package_folder
-from infra.deploy.local_home import LocalHome, Running, make_private_folder
-from infra.deploy.local_mlflow import mlflow_folder, mlflow_program, mlflow_url
-from infra.deploy.local_ports import needs_postgres
-from infra.deploy.local_postgres import LocalPostgres
-from infra.deploy.local_prefect import api_url, prefect_folder, server_program, worker_program
-from infra.deploy.local_program import Program
-from infra.deploy.local_s3 import LocalS3
+from infra.deploy.local.extra import package_folder
+from infra.deploy.local.home import LocalHome, Running, make_private_folder
+from infra.deploy.local.mlflow_server import mlflow_folder, mlflow_program, mlflow_url
+from infra.deploy.local.ports import needs_postgres
+from infra.deploy.local.postgres_server import LocalPostgres
+from infra.deploy.local.prefect_server import api_url, prefect_folder, server_program, worker_program
+from infra.deploy.local.program import Program
+from infra.deploy.local.s3_server import LocalS3
 from infra.deploy.settings import STORE
 
-_DATABASE, _SERVER, _S3, _MLFLOW, _WORKERS = range(5)
+_DATABASE, _SERVER, _S3, _MLFLOW, _WORKERS = 0, 1, 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)

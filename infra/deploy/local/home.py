@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from infra.deploy.local_settings import LocalSettings
+from infra.deploy.local.settings import LocalSettings
 from mgrpo_core.errors import ConfigError
 
 # Unix sockets take 104 characters on macOS and 108 on Linux; supervisord adds a process id while it opens its own.

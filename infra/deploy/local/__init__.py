@@ -1,0 +1,1 @@
+"""`mgrpo up`: the services of a deployment as processes of this machine, started in order, found again, stopped."""
