@@ -11,16 +11,17 @@ from pathlib import Path
 
 from prefect import flow
 
-import infra.training.policy_update as update
 from flows.policy_update import _flow_run_name
 from infra.training.orders import UpdateOrder
-from tasks.run_update import run_update
 
 FOLDER = "MGRPO_TEST_FOLDER"
 
 
 @flow(name="mgrpo-policy-update", flow_run_name=_flow_run_name)
 async def policy_update(order: UpdateOrder, store: str) -> dict[str, float]:
+    import infra.training.policy_update as update  # as late as the real flow does
+    from tasks.run_update import run_update
+
     folder = Path(os.environ[FOLDER])
     _note(folder / "starts", f"{order.policy} {os.getpid()}")
     while (folder / "hold").exists():  # noqa: ASYNC110 (another process decides)

@@ -1,9 +1,14 @@
 """Iterations on a real Prefect deployment: work pools, PostgreSQL, S3."""
 
 import time
+from uuid import UUID
 
+import psutil
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.states import Cancelling, Scheduled
 
+from infra.deploy.local.services import Services
+from tests.pools.chaos import flow_run_processes
 from tests.pools.cluster import Cluster
 
 
@@ -112,30 +117,79 @@ def test_cancelling_an_iteration_cancels_its_updates_and_frees_their_slots(clust
     assert cluster.finished(cluster.start()).is_completed()
 
 
-def _cancel(cluster: Cluster, run) -> None:
-    from prefect.states import Cancelling
+def test_cancelling_an_iteration_in_its_rollouts_leaves_no_process_and_what_is_staged(cluster: Cluster) -> None:
+    sizes = ("--set", "rollout.queries_per_iteration=64", "--set", "tracking.mlflow=false")
+    assert cluster.mgrpo("deploy", "quickstart", "--run", cluster.run + "-q", *sizes).returncode == 0
+    run = cluster.start(run=cluster.run + "-q", config=None)
+    staging = f"{cluster.run}-q/iterations/00000000/staging"
+    cluster.until(lambda: any(name.endswith(".parquet") for name in cluster.files().names(staging)), 120)
+    _cancel(cluster, run)
+    assert cluster.finished(run, 40).is_cancelled()
+    cluster.until(lambda: not _processes_of(run), 20)
+    staged = [name for name in cluster.files().names(staging) if name.endswith(".parquet")]
+    assert 0 < len(staged) < 64
+    again = cluster.start(run=cluster.run + "-q", config=None)
+    assert cluster.finished(again, 240).is_completed(), cluster.state(again)
 
+
+def test_prefects_own_retry_repeats_no_rollout_and_no_update(cluster: Cluster) -> None:
+    cluster.plan("fail").touch()
+    run = cluster.start()
+    assert cluster.finished(run).is_failed()
+    cluster.plan("fail").unlink()
+    cluster.ask(lambda client: client.set_flow_run_state(run, Scheduled(), force=True))
+    cluster.until(lambda: cluster.flow_run(run).run_count == 2, 60)
+    assert cluster.finished(run).is_completed(), cluster.state(run)
+    assert sorted(cluster.noted("updates")) == ["main", "sub"]
+
+
+def test_a_second_run_of_the_deployment_is_cancelled_while_one_is_at_work(cluster: Cluster) -> None:
+    cluster.plan("hold").touch()
+    first = cluster.start()
+    cluster.until(lambda: len(cluster.noted("starts")) == 2, 60)
+    second = cluster.start()
+    assert cluster.finished(second).is_cancelled()
+    cluster.plan("hold").unlink()
+    assert cluster.finished(first).is_completed()
+
+
+def test_an_update_that_no_worker_takes_fails_with_the_pools_name(services: Services, cluster: Cluster) -> None:
+    services.stop("worker-mgrpo-gpu-sub")
+    try:
+        short = ("--set", "execution.start_deadline_s=8", "--set", "execution.update_attempts=1")
+        assert cluster.mgrpo("deploy", "team.yaml", "--run", cluster.run, *short).returncode == 0
+        run = cluster.start()
+        state = cluster.finished(run)
+    finally:
+        services.start("worker-mgrpo-gpu-sub")
+    assert state.is_failed()
+    assert "no worker of work pool mgrpo-gpu-sub took it within 8 s" in (state.message or "")
+
+
+def _cancel(cluster: Cluster, run: UUID) -> None:
     cluster.ask(lambda client: client.set_flow_run_state(run, Cancelling()))
 
 
-def _kill_flow_run(cluster: Cluster, run) -> None:
-    import psutil
+def _kill_flow_run(cluster: Cluster, run: UUID) -> None:
+    for process in _processes_of(run):
+        process.kill()
 
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if environment.get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == run.hex:
-            process.kill()
+
+def _processes_of(run: UUID) -> list[psutil.Process]:
+    return [process for process in flow_run_processes() if _flow_run_of(process) == run.hex]
+
+
+def _flow_run_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "")
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _alive(pid: int) -> bool:
-    import psutil
-
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def _messages(cluster: Cluster, run) -> str:
+def _messages(cluster: Cluster, run: UUID) -> str:
     logs = cluster.ask(lambda client: client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))))
     return "\n".join(line.message for line in logs)
