@@ -1,6 +1,7 @@
 """S3 through s3fs: every request under one patience, and a conditional create that knows its own bytes again."""
 
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000
 _MOST_REMOVED = 1_000
 _TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}
+_MARK = "mgrpo-written-by"
 _REFUSED, _NO_SUCH_RANGE, _NOT_IMPLEMENTED = 412, 416, 501
 
 
@@ -128,8 +130,8 @@ class PatientS3(S3FileSystem):
     async def _create_object(self, path: str, data: bytes, *, look_first: bool) -> None:
         """Write an object that must not exist.
 
-        A success whose answer was lost is refused when it is sent again: then what is there is read, and if it is this
-        data, this call wrote it. Only then: without a repetition, equal data are somebody else's.
+        A success whose answer was lost is refused when it is sent again, by us or, unseen, by aiohttp, which repeats a
+        PUT on a connection that it had kept. So each call leaves a mark of its own on the object, and knows it by that.
 
         Args:
             path: bucket and key.
@@ -144,23 +146,29 @@ class PatientS3(S3FileSystem):
         await self.set_session()
         client: Any = await self.get_s3(bucket)
         send = client.put_object
-        arguments = self._get_s3_method_kwargs(send, Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
-        sent = 0
-
-        async def request() -> None:
-            nonlocal sent
-            sent += 1
-            await send(**arguments)
-
+        mark = secrets.token_hex(16)
+        what = {"Bucket": bucket, "Key": key, "Body": data, "IfNoneMatch": "*", "Metadata": {_MARK: mark}}
+        arguments = self._get_s3_method_kwargs(send, **what)
         try:
-            await self._patience.call(f"s3://{path}", request)
+            await self._patience.call(f"s3://{path}", lambda: send(**arguments))
         except ClientError as error:
             if _status(error) == _NOT_IMPLEMENTED and look_first:
                 await self._pipe_file(path, data)
             elif _status(error) != _REFUSED:
                 raise translate_boto_error(error) from error
-            elif sent == 1 or await self._cat_file(path) != data:
+            elif not await self._wrote(path, data, mark):
                 raise FileExistsError(path) from error
+
+    async def _wrote(self, path: str, data: bytes, mark: str) -> bool:
+        """Whether what is there was written by the call with this mark."""
+        bucket, key, _ = self.split_path(path)
+        try:
+            answer = await self._call_s3("head_object", Bucket=bucket, Key=key)
+        except FileNotFoundError:  # gone again
+            return False
+        there = answer.get("Metadata", {}).get(_MARK)
+        # A server that keeps no metadata: a manifest's content names its writer, and other equal records are as good.
+        return there == mark if there else await self._cat_file(path) == data
 
     create_object = sync_wrapper(_create_object)
 

@@ -37,14 +37,14 @@ class S3Proxy:
         endpoint: where it listens.
         faults: the next matching requests get these, one each; then all is well.
         matches: which requests faults befall, by method and path.
-        ignores_conditions: If-None-Match never reaches the server. Only before a server that checks no signatures.
+        drops: headers that never reach the server, in lower case. Only before a server that checks no signatures.
         requests: method and path of all that came.
     """
 
     endpoint: str = ""
     faults: list[Fault] = field(default_factory=list)
     matches: Callable[[str, str], bool] = lambda method, path: True
-    ignores_conditions: bool = False
+    drops: tuple[str, ...] = ()
     requests: list[tuple[str, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,9 +89,7 @@ def s3_proxy(server: str) -> Iterator[S3Proxy]:
             assert upstream.hostname
             connection = http.client.HTTPConnection(upstream.hostname, upstream.port, timeout=60)
             try:
-                headers = dict(self.headers.items())
-                if proxy.ignores_conditions:
-                    headers.pop("If-None-Match", None)
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drops}
                 connection.request(self.command, self.path, body or None, headers)
                 answer = connection.getresponse()
                 found = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP}

@@ -97,6 +97,25 @@ def test_a_first_answer_that_is_lost_does_not_turn_the_winner_into_a_loser(s3_fi
     assert s3_files.read("r/manifest.json") == b"mine"
 
 
+def test_an_answer_lost_on_a_kept_connection_does_not_either(s3_files, proxy: S3Proxy):
+    s3_files.names("r")
+    proxy.faults = [Fault.LOST]  # aiohttp sends such a request again by itself
+    s3_files.create("r/manifest.json", b"mine")
+    assert s3_files.read("r/manifest.json") == b"mine"
+
+
+def test_a_server_that_keeps_no_metadata_is_asked_for_the_content(moto_endpoint, monkeypatch):
+    with s3_proxy(moto_endpoint) as proxy:
+        proxy.drops = ("x-amz-meta-mgrpo-written-by",)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        files = StoreFiles("s3://store/no-metadata")
+        proxy.faults = [Fault.LOST]
+        files.create("r/manifest.json", b"mine")
+        proxy.faults = [Fault.LOST]
+        with pytest.raises(FileExistsError):
+            files.create("r/manifest.json", b"yours")
+
+
 def test_a_lost_answer_does_not_turn_a_loser_into_the_winner(s3_files, proxy: S3Proxy):
     s3_files.create("r/manifest.json", b"theirs")
     proxy.faults = [Fault.LOST]

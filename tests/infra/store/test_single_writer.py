@@ -22,7 +22,7 @@ from tests.servers.s3_proxy import Fault, s3_proxy
 def deaf_url(moto_endpoint, monkeypatch, request):
     """On a server that never hears the condition."""
     with s3_proxy(moto_endpoint) as proxy:
-        proxy.ignores_conditions = True
+        proxy.drops = ("if-none-match",)
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield f"s3://store/{request.node.name}"
 
