@@ -257,9 +257,11 @@ class StoreFiles:
 
         Raises: FileNotFoundError.
         """
-        self.fs.invalidate_cache()
-        info = self.fs.info(self.full(path))
-        return (*_content(info), info.get("LastModified"))
+        if not self._is_s3:
+            return self._stat(path)
+        if (found := self.fs.look(self.full(path))) is None:
+            raise FileNotFoundError(path)
+        return tuple(found)
 
     def _stat(self, path: str) -> tuple[object, ...]:
         self.fs.invalidate_cache()

@@ -3,7 +3,7 @@
 import math
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 from fsspec.asyn import sync_wrapper
@@ -20,6 +20,15 @@ _MOST_REMOVED = 1_000
 _TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}
 _MARK = "mgrpo-written-by"
 _REFUSED, _NO_SUCH_RANGE, _NOT_IMPLEMENTED = 412, 416, 501
+
+
+class Look(NamedTuple):
+    """What an S3 server knows of a file. `mark` is None where somebody else wrote it, or in parts."""
+
+    size: int
+    etag: str
+    modified: str
+    mark: str | None
 
 
 class PatientS3(S3FileSystem):
@@ -66,14 +75,15 @@ class PatientS3(S3FileSystem):
         bucket, key, _ = self.split_path(rpath)
         await self._download_file_part_concurrent(bucket, key, lpath, size, PART_BYTES)
 
-    async def _look(self, path: str) -> tuple[int, str] | None:
-        """Size and ETag of a file, in one request; None if there is none."""
+    async def _look(self, path: str) -> Look | None:
+        """What the server knows of a file, in one request; None if there is none."""
         bucket, key, _ = self.split_path(path)
         try:
             answer = await self._call_s3("head_object", Bucket=bucket, Key=key)
         except FileNotFoundError:
             return None
-        return answer["ContentLength"], answer["ETag"]
+        mark = answer.get("Metadata", {}).get(_MARK)
+        return Look(answer["ContentLength"], answer["ETag"], str(answer.get("LastModified")), mark)
 
     look = sync_wrapper(_look)
 
@@ -116,7 +126,7 @@ class PatientS3(S3FileSystem):
         """Upload a file, whole or not at all; return its ETag."""
         size = local.stat().st_size
         if size < 2 * PART_BYTES:
-            answer: Any = self.pipe_file(path, local.read_bytes())
+            answer: Any = self.pipe_file(path, local.read_bytes(), Metadata=_new_mark())
             return answer["ETag"]
         part = max(PART_BYTES, math.ceil(size / _MOST_PARTS))
         try:
@@ -125,7 +135,7 @@ class PatientS3(S3FileSystem):
             # NoSuchUpload: the answer to its completion was lost, and the completion sent again; or no such bucket.
             self.put_file(str(local), path, chunksize=part)
         found: Any = self.look(path)
-        return found[1]
+        return found.etag
 
     async def _create_object(self, path: str, data: bytes, *, look_first: bool) -> None:
         """Write an object that must not exist.
@@ -146,8 +156,8 @@ class PatientS3(S3FileSystem):
         await self.set_session()
         client: Any = await self.get_s3(bucket)
         send = client.put_object
-        mark = secrets.token_hex(16)
-        what = {"Bucket": bucket, "Key": key, "Body": data, "IfNoneMatch": "*", "Metadata": {_MARK: mark}}
+        mark = _new_mark()
+        what = {"Bucket": bucket, "Key": key, "Body": data, "IfNoneMatch": "*", "Metadata": mark}
         arguments = self._get_s3_method_kwargs(send, **what)
         try:
             await self._patience.call(f"s3://{path}", lambda: send(**arguments))
@@ -156,21 +166,23 @@ class PatientS3(S3FileSystem):
                 await self._pipe_file(path, data)
             elif _status(error) != _REFUSED:
                 raise translate_boto_error(error) from error
-            elif not await self._wrote(path, data, mark):
+            elif not await self._wrote(path, data, mark[_MARK]):
                 raise FileExistsError(path) from error
 
     async def _wrote(self, path: str, data: bytes, mark: str) -> bool:
         """Whether what is there was written by the call with this mark."""
-        bucket, key, _ = self.split_path(path)
-        try:
-            answer = await self._call_s3("head_object", Bucket=bucket, Key=key)
-        except FileNotFoundError:  # gone again
+        there = await self._look(path)
+        if there is None:  # gone again
             return False
-        there = answer.get("Metadata", {}).get(_MARK)
         # A server that keeps no metadata: a manifest's content names its writer, and other equal records are as good.
-        return there == mark if there else await self._cat_file(path) == data
+        return there.mark == mark if there.mark else await self._cat_file(path) == data
 
     create_object = sync_wrapper(_create_object)
+
+
+def _new_mark() -> dict[str, str]:
+    """Metadata that tells one write from every other, of the same content in the same second, too."""
+    return {_MARK: secrets.token_hex(16)}
 
 
 def _status(error: ClientError) -> int | None:

@@ -306,6 +306,18 @@ def test_a_small_file_is_written_in_one_request_and_in_an_iteration_in_two(proxy
     assert [method for method, _ in proxy.requests] == ["HEAD", "PUT"]  # is the iteration committed?
 
 
+def test_a_file_written_again_in_the_same_second_with_the_same_bytes_has_another_identity(each_s3_url):
+    files = StoreFiles(each_s3_url)
+    ref = files.write("r/a", b"same")
+    first = files.identity("r/a")
+    assert files.identity("r/a") == first
+    StoreFiles(each_s3_url).write("r/a", b"same")
+    assert files.identity("r/a") != first
+    assert files.changed_since_written(ref) is None, "equal bytes are no change"
+    with pytest.raises(FileNotFoundError):
+        files.identity("r/b")
+
+
 def test_open_store_passes_the_promise_on():
     assert open_store("memory://promise", single_writer=True).single_writer
     assert not open_store("memory://promise").single_writer

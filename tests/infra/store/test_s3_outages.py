@@ -33,6 +33,10 @@ PASSING = (
 )
 
 
+# Where the faults are the proxy's, and every request is tried with each.
+SEAWEEDFS_ONLY = pytest.mark.parametrize("proxy", ["seaweedfs_endpoint"], ids=["seaweedfs"], indirect=True)
+
+
 @pytest.fixture(params=["moto_endpoint", "seaweedfs_endpoint"], ids=["moto", "seaweedfs"])
 def proxy(request, monkeypatch):
     """Before each server in turn; the environment points to it."""
@@ -46,6 +50,7 @@ def s3_files(proxy, request):
     return StoreFiles(f"s3://store/{request.node.name}", patience_s=20)
 
 
+@SEAWEEDFS_ONLY
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.name)
 def test_every_operation_outlives_a_passing_fault(s3_files, proxy: S3Proxy, fault, tmp_path):
     def failing(operation, *arguments):
@@ -73,6 +78,7 @@ def test_every_operation_outlives_a_passing_fault(s3_files, proxy: S3Proxy, faul
     assert s3_files.files_below("r") == []
 
 
+@SEAWEEDFS_ONLY
 @pytest.mark.parametrize("small_bytes", [4 << 20, 1000], ids=["whole", "ranges"])
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.name)
 def test_a_table_is_read_through_a_passing_fault(s3_files, proxy: S3Proxy, fault, small_bytes, monkeypatch):
