@@ -15,6 +15,7 @@ import yaml
 from flows import temporary_server
 from flows.load_config import load_config, preset_names
 from infra.deploy.local.settings import Database
+from infra.replay.verdicts import Through
 from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
 
 app = typer.Typer(
@@ -266,6 +267,33 @@ def verify(run: RunName, store: Store = DEFAULT_STORE, as_json: AsJson = False) 
         else:
             render_verification(report)
         if not report["sound"]:
+            raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    run: RunName,
+    iteration: Annotated[int, typer.Argument(min=0, help="Number of a committed iteration.")],
+    store: Store = DEFAULT_STORE,
+    through: Annotated[
+        Through, typer.Option("--through", help="The last stage; `advantages` needs no model.")
+    ] = "update",
+    as_json: AsJson = False,
+) -> None:
+    """Recompute an iteration from the store and compare, to the bit. Exit code 1 if anything differs.
+
+    Nothing is written into the run.
+    """
+    with _errors_to_exit_codes(interrupted="Interrupted. A replay changes nothing."):
+        from infra.replay.iteration import replay_stored
+        from infra.replay.render import render_replay
+
+        report = replay_stored(store, run, iteration, through)
+        if as_json:
+            _print_json(report.to_json())
+        else:
+            render_replay(report)
+        if not report.equal:
             raise typer.Exit(1)
 
 

@@ -81,7 +81,7 @@ def pool_specs(config: RunConfig) -> list[PoolSpec]:
 
 
 def deployment_specs(config: RunConfig, placement: Placement) -> list[DeploymentSpec]:
-    """Iteration, evaluation, training, and one update a trained policy."""
+    """Iteration, evaluation, replay, training, and one update a trained policy."""
     place = {"run": placement.run, "store": placement.store}
     stored = {**place, "config": config.sha256()}
     pool, env = config.execution.iteration_pool, dict(PREFECT_RUN)
@@ -110,6 +110,7 @@ def deployment_specs(config: RunConfig, placement: Placement) -> list[Deployment
         ),
         *updates,
         DeploymentSpec("mgrpo-evaluate", evaluation, "flows.evaluate.evaluate", pool, place, env),
+        DeploymentSpec("mgrpo-replay", placement.name, "flows.replay.replay", pool, place, env),
         DeploymentSpec(
             "mgrpo-train",
             placement.run,

@@ -27,7 +27,7 @@ def test_what_prefect_deploys_from_the_file_is_what_mgrpo_deploys(cluster: Clust
     again = cluster.mgrpo("deploy", "quickstart", "--store", "s3://mgrpo/runs")
     assert again.returncode == 0, again.stderr
     lines = [line for line in again.stdout.splitlines() if line.startswith("deployment")]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.endswith("unchanged") for line in lines), again.stdout
 
 

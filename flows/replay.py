@@ -1,0 +1,31 @@
+"""The flow `mgrpo-replay`: an iteration recomputed from the store, and the verdict as an artifact.
+
+Reads the run and writes nothing into it. What computes is imported when the run begins: see flows/iteration.py.
+"""
+
+import asyncio
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
+
+
+@flow(name="mgrpo-replay", flow_run_name="{run}-{iteration}-replay")
+async def replay(
+    run: str, iteration: int, store: str = "mgrpo-store", through: Literal["advantages", "update"] = "update"
+) -> dict[str, Any] | State[Any]:
+    """Recompute a committed iteration; fails where anything differs from what is stored.
+
+    Args:
+        run: Name of the run.
+        iteration: Number of the iteration.
+        store: Folder or fsspec URL of the store.
+        through: The last stage; `advantages` needs no model.
+    """
+    from infra.replay.iteration import replay_stored
+
+    report = await asyncio.to_thread(replay_stored, store, run, iteration, through)
+    await acreate_markdown_artifact(report.markdown(), key="mgrpo-replay", description=report.conclusion())
+    return report.to_json() if report.equal else Failed(message=report.conclusion())
