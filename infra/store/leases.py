@@ -27,6 +27,9 @@ DEAD_AFTER_S = 45.0
 """An owner on another machine that was not seen to renew for so long is dead."""
 
 
+_STOP_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process that computes an iteration.
@@ -93,7 +96,7 @@ class Lease:
     def stop(self) -> None:
         """Renew no longer; the lease stays until the staging folder goes, or somebody takes it."""
         self._released.set()
-        self._thread.join()
+        self._thread.join(_STOP_S)  # a renewal that waits for a store that is away is left behind: it is refused later
 
     def release(self) -> None:
         """Renew no longer, and let the next one in at once."""

@@ -162,26 +162,37 @@ class Chaos:
 
     def _worker_and_engines(self) -> None:
         """Nobody is left to tell of their end but the server's automation."""
-        pool = self._rng.choice(POOLS)
-        worker = self._services.pid(f"worker-{pool}")
+        below = {name: self._below(name) for name in (f"worker-{pool}" for pool in POOLS)}
+        busy = [name for name, processes in below.items() if any(is_flow_run(one) for one in processes)]
+        name = self._rng.choice(busy or sorted(below))
+        worker = self._services.pid(name)
         if worker is None:
             return
-        below = psutil.Process(worker).children(recursive=True)
         os.kill(worker, signal.SIGKILL)
-        for process in below:
+        for process in below[name]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._services.wait_for(f"worker-{pool}", other_than=worker)
+        self._services.wait_for(name, other_than=worker)
+
+    def _below(self, name: str) -> list[psutil.Process]:
+        pid = self._services.pid(name)
+        try:
+            return psutil.Process(pid).children(recursive=True) if pid else []
+        except psutil.NoSuchProcess:
+            return []
+
+
+def is_flow_run(process: psutil.Process) -> bool:
+    """Whether it computes a flow run."""
+    try:
+        return "PREFECT__FLOW_RUN_ID" in process.environ() and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def flow_run_processes() -> Iterator[psutil.Process]:
     """Processes of flow runs on this machine."""
-    for process in psutil.process_iter():
-        try:
-            if "PREFECT__FLOW_RUN_ID" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    return (process for process in psutil.process_iter() if is_flow_run(process))
 
 
 def faults(cluster: Cluster) -> list[str]:

@@ -70,6 +70,9 @@ class LocalS3:
                 "-s3",
                 f"-s3.port={ports.s3}",
                 f"-s3.config={self._accounts}",
+                "-master.raftHashicorp",  # with the next: up again in 2 s instead of 20
+                "-master.raftBootstrap",
+                "-s3.autoCreateBucket=false",  # a misspelt bucket is an error
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 f"-s3.localSocket={running.sockets}/s3.sock",
