@@ -85,14 +85,14 @@ async def completed_run(child: ChildRun, patience: Patience, is_done: Callable[[
     while True:
         found = await _patiently(patience, functools.partial(_start, child, number))
         old = found.state is not None and found.state.is_final()
-        run = found if old else await _final(child, patience, found)
+        run, late = (found, "") if old else await _final(child, patience, found)
         if run.state is not None and run.state.is_completed() and (not old or await asyncio.to_thread(is_done)):
             return run.id
         number += 1
         if old:
             continue
         started += 1
-        problem = f"{child.deployment}, run {run.name}: {_words(run)} {_link(run.id)}"
+        problem = f"{child.deployment}, run {run.name}: {_words(run, late)} {_link(run.id)}"
         if started >= patience.attempts:
             raise UpdateFailedError(
                 f"{problem} {started} of {patience.attempts} attempts failed; nothing was committed. Mend the cause "
@@ -118,8 +118,8 @@ async def _start(child: ChildRun, number: int, client: PrefectClient) -> FlowRun
         ) from error
 
 
-async def _final(child: ChildRun, patience: Patience, run: FlowRun) -> FlowRun:
-    """The run once it is final; asked to stop when it takes too long."""
+async def _final(child: ChildRun, patience: Patience, run: FlowRun) -> tuple[FlowRun, str]:
+    """The run once it is final; asked to stop when it takes too long, and in what way it did."""
     stage_logger().info("Waiting for %s, run %s. %s", child.deployment, run.name, _link(run.id))
     begun = told = time.monotonic()
     running_since: float | None = None
@@ -141,10 +141,10 @@ async def _final(child: ChildRun, patience: Patience, run: FlowRun) -> FlowRun:
                 child.pool,
             )
         if late:
-            return await _stopped(patience, run, late)
+            return await _stopped(patience, run, late), late
         await asyncio.sleep(POLL_S)
         run = await _read(patience, run.id)
-    return run
+    return run, late
 
 
 async def _stopped(patience: Patience, run: FlowRun, why: str) -> FlowRun:
@@ -199,10 +199,11 @@ def _is_outage(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError) or "Failed to reach API" in str(error)
 
 
-def _words(run: FlowRun) -> str:
+def _words(run: FlowRun, late: str) -> str:
     state = run.state
     assert state is not None, "only a final run is described"
-    return f"{state.name}. {(state.message or '').strip()[:2000]}".strip()
+    said = (late or state.message or "").strip()[:2000]
+    return f"{state.name}: {said}." if said else f"{state.name}."
 
 
 def _link(run: UUID) -> str:

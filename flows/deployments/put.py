@@ -60,7 +60,7 @@ def _wanted(spec: DeploymentSpec, flow: Flow[..., Any]) -> dict[str, Any]:
 
 
 def _changes(there: DeploymentResponse, spec: DeploymentSpec, wanted: dict[str, Any]) -> list[str]:
-    changes = [name for name, value in wanted.items() if getattr(there, name) != value]
+    changes = [name for name, value in wanted.items() if _plain(getattr(there, name)) != _plain(value)]
     limit = there.global_concurrency_limit.limit if there.global_concurrency_limit else None
     if limit != (1 if spec.one_at_a_time else None):
         changes.append("concurrency limit")
@@ -68,6 +68,13 @@ def _changes(there: DeploymentResponse, spec: DeploymentSpec, wanted: dict[str, 
     if spec.schedule and crons.get(SCHEDULE_SLUG) != spec.schedule.cron:
         changes.append("schedule")
     return changes
+
+
+def _plain(value: Any) -> Any:
+    """Without keys that say nothing: Prefect's own command writes some of them into a schema."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if one is not None and one != []}
+    return value
 
 
 def _schedules(spec: DeploymentSpec, there: DeploymentResponse | None) -> list[DeploymentScheduleCreate]:
