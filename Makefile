@@ -3,14 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := .venv/.installed
+VLLM_INSTALLED := .venv-vllm/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types imports deploy-files format bench lock
+.PHONY: help install vllm quickstart test check lint types imports deploy-files format bench lock
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.8 GB, about 3 minutes)
+
+vllm: $(VLLM_INSTALLED)  ## put vLLM for this machine's CPU into .venv-vllm (3.4 GB, about 4 minutes)
 
 quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, then measure it
 	$(BIN)/mgrpo train quickstart --run quickstart
@@ -58,4 +61,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "Installing what requirements.lock pins: 2 to 5 minutes the first time."
 	$(PIP) install -q -r requirements.lock
 	$(PIP) install -q --no-deps -e .
+	@touch $@
+
+# An environment of its own: vLLM's bounds and Prefect's exclude each other. The lock is whole, and is installed as it
+# is (--no-deps): vLLM also asks for torchvision, torchaudio and torchcodec, which do not import beside this torch.
+$(VLLM_INSTALLED): requirements-vllm.lock
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip --disable-pip-version-check install -q --no-deps -r requirements-vllm.lock
 	@touch $@

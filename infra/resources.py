@@ -5,17 +5,20 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from infra.datasets.queries import load_queries
 from infra.judges.registry import build_judge
 from infra.progress import ProgressBoard
-from infra.serving.embedded import EmbeddedPolicyClient
+from infra.serving.context_length import context_of
+from infra.serving.engines import EnginePlaces, PolicyEngine, engine_of
+from infra.serving.vllm.weight_label import weight_label
 from infra.stage_clock import StageClock
 from infra.store.files import StoreFiles
 from infra.store.leases import Lease
@@ -61,7 +64,7 @@ class RunResources:
         }
         self.team = team_of(config)
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-        self.clients: dict[str, EmbeddedPolicyClient] = {}
+        self.clients: dict[str, PolicyEngine] = {}
         self.tracker: Tracker = _tracker(run.files, config)
         self.history = RunHistory(run.files, run.name)
         self.picture_drawn_at = -math.inf
@@ -100,13 +103,32 @@ class RunResources:
         return fetch_version(self.files, self.version(policy, version), self.cache)
 
     def serve(self, versions: Mapping[str, int]) -> None:
-        """Have the engine of every policy hold these versions; what it holds already is not loaded again."""
+        """Have the engine of every policy hold these versions; what it holds already is not loaded again.
+
+        Raises: PolicyServerError, ConfigError: what an engine says that cannot.
+        """
         for policy, version in versions.items():
             if policy not in self.clients:
                 self._start(policy, version)
-            client = self.clients[policy]
-            if client.version != version:
-                client.load(version, self.folder(policy, version))
+        missing = {policy: number for policy, number in versions.items() if self.clients[policy].version != number}
+        if not missing:
+            return
+        # Side by side: servers take their time to start, and to load.
+        threads = ThreadPoolExecutor(len(missing), thread_name_prefix="mgrpo-load")
+        try:
+            loads = [threads.submit(self._load, policy, number) for policy, number in missing.items()]
+            wait(loads)
+            for load in loads:
+                load.result()
+        except BaseException as stopped:
+            if not isinstance(stopped, Exception):  # interrupted: a server that is being started would be waited for
+                self.close()
+            raise
+        finally:
+            threads.shutdown(wait=False)
+
+    def _load(self, policy: str, version: int) -> None:
+        self.clients[policy].load(version, self.folder(policy, version))
 
     def close(self) -> None:
         """Stop the engines."""
@@ -117,14 +139,14 @@ class RunResources:
     def _start(self, policy: str, version: int) -> None:
         folder = self.folder(policy, version)
         tokenizer = load_tokenizer(folder)
-        settings = self.config.policies[policy]
-        self.tokenizers[policy] = tokenizer
-        self.clients[policy] = EmbeddedPolicyClient(
-            policy,
-            settings.context or _context_of(folder),
-            dtype=torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32,
-            threads=self.config.execution.threads,
+        places = EnginePlaces(
+            label_of=lambda number: weight_label(self.version(policy, number)),
+            scratch=self.cache / "served",
+            logs=Path("mgrpo-out") / self.run.name,
         )
+        context = self.config.policies[policy].context or context_of(folder)
+        self.clients[policy] = engine_of(self.config, policy, context, tokenizer, places)
+        self.tokenizers[policy] = tokenizer
 
 
 @contextmanager
@@ -180,7 +202,3 @@ def _checked_source(init: str) -> Path:
     _, tokenizer = load_policy(source, torch.float32)
     ChatTemplate(cast("ChatTokenizer", tokenizer))
     return source
-
-
-def _context_of(folder: Path) -> int:
-    return int(AutoConfig.from_pretrained(folder, local_files_only=True).max_position_embeddings)

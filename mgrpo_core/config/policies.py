@@ -6,6 +6,9 @@ from pydantic import Field
 
 from mgrpo_core.config.strict import Section
 
+LOCAL_SERVER = "local"
+"""Stands among a policy's `servers` for one on this machine that mgrpo starts, on a free port, and stops."""
+
 
 class OptimizerConfig(Section):
     """AdamW on float32 master weights."""
@@ -24,6 +27,22 @@ class OptimizerConfig(Section):
     """Optimiser steps until a linear or cosine schedule reaches 0."""
 
 
+class ServingConfig(Section):
+    """How a policy's servers are asked. None of it decides what is computed."""
+
+    concurrency: int = Field(default=128, ge=1)
+    """Requests in flight at one server; the others wait their turn."""
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one answer."""
+    deadline_s: float = Field(default=120.0, gt=0)
+    """How long servers that fail are asked again before a turn is lost (120: vLLM restarts in 30 to 60 s)."""
+    start_deadline_s: float = Field(default=600.0, gt=0)
+    """Longest wait for a server that mgrpo starts itself."""
+    folder: str | None = None
+    """Where versions are laid out for servers, a path that they read, too; None = a folder of this machine."""
+
+
 class PolicyConfig(Section):
     """One LLM, updated on its own."""
 
@@ -35,4 +54,7 @@ class PolicyConfig(Section):
     """Most tokens of a prompt and its completion; None = what the model was built for."""
     store_as: str | None = None
     """Folder under the run's `policies/`; None = the policy's name."""
+    servers: tuple[str, ...] = ()
+    """Its vLLM servers, equal among each other: URLs, or `local` for one that mgrpo starts; none = in this process."""
+    serving: ServingConfig = ServingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

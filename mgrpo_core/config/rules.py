@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from mgrpo_core.config.policies import LOCAL_SERVER
 
 if TYPE_CHECKING:
     from mgrpo_core.config.run import RunConfig
@@ -19,7 +22,14 @@ def problems_of(config: "RunConfig") -> list[str]:
     found = [*_names(config), *_references(config)]
     if found:  # the rules below follow references
         return found
-    return [*_hierarchy(config), *_rewards(config), *_policies(config), *_batches(config), *_pools(config)]
+    return [
+        *_hierarchy(config),
+        *_rewards(config),
+        *_policies(config),
+        *_servers(config),
+        *_batches(config),
+        *_pools(config),
+    ]
 
 
 def _known(names: Iterable[str]) -> str:
@@ -159,6 +169,46 @@ def _policies(config: "RunConfig") -> Iterator[str]:
                     f"policies.{name}.optimizer.total_steps: {optimizer.total_steps} is not above warmup_steps "
                     f"{optimizer.warmup_steps}. Raise it."
                 )
+
+
+def _servers(config: "RunConfig") -> Iterator[str]:
+    owner: dict[str, str] = {}
+    for name, policy in config.policies.items():
+        for url in policy.servers:
+            if url == LOCAL_SERVER:
+                continue
+            if problem := _problem_of_url(url):
+                yield f"policies.{name}.servers: {problem}"
+            elif (place := url.rstrip("/")) in owner:
+                yield (
+                    f"policies.{name}.servers: {url} is a server of policy {owner[place]!r} already, and one server "
+                    "holds one policy's weights. Name each server once."
+                )
+            else:
+                owner[place] = name
+        serving = policy.serving
+        if serving.connect_timeout_s > serving.deadline_s:
+            yield (
+                f"policies.{name}.serving.connect_timeout_s: {serving.connect_timeout_s:g} is above deadline_s "
+                f"{serving.deadline_s:g}, so a server that is down would never be asked twice. Lower it."
+            )
+
+
+def _problem_of_url(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port_is_legal = parts.port is None or parts.port > 0
+    except ValueError:
+        return f"{url!r} is no URL. Give http://host:port, or `{LOCAL_SERVER}` for a server that mgrpo starts."
+    if parts.username is not None or parts.password is not None:  # not repeated: messages are logged
+        return "a URL holds credentials, and a config is stored and shown. Give the key as VLLM_API_KEY."
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_legal:
+        return f"{url!r} is no server's URL. Give http://host:port, or `{LOCAL_SERVER}` for a server that mgrpo starts."
+    if parts.path.rstrip("/") or parts.query or parts.fragment:
+        return (
+            f"{url!r} names a page of the server. Give http://host:port alone; the routes, /v1 included, are mgrpo's."
+        )
+    return None
 
 
 def _batches(config: "RunConfig") -> Iterator[str]:

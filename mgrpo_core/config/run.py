@@ -22,6 +22,7 @@ _NOT_LINEAGE: dict[str, Any] = {
     "tracking": True,
     "rollout": {"concurrency", "reply_deadline_s"},
     "agents": {"__all__": {"concurrency"}},
+    "policies": {"__all__": {"servers", "serving"}},
 }
 
 

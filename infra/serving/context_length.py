@@ -1,0 +1,11 @@
+"""The longest context that a policy was built for."""
+
+from pathlib import Path
+
+from transformers import AutoConfig
+
+
+def context_of(folder: Path) -> int:
+    """Most tokens of prompt plus completion, from the folder's config.json."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    return int(config.max_position_embeddings)

@@ -1,0 +1,93 @@
+"""What samples a policy's tokens: an engine in this process, or vLLM servers. Chosen here and nowhere else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from infra.serving.embedded import EmbeddedPolicyClient
+from infra.serving.vllm.build import find_build
+from infra.serving.vllm.client import VllmPolicyClient
+from infra.serving.vllm.local_servers import LocalServers
+from mgrpo_core.config import RunConfig
+from mgrpo_core.config.policies import LOCAL_SERVER
+from mgrpo_core.rollout.protocols import PolicyClient
+
+
+class PolicyEngine(PolicyClient, Protocol):
+    """A policy client that can be given weights."""
+
+    @property
+    def version(self) -> int | None:
+        """What it samples from; None before the first `load`."""
+        ...
+
+    def load(self, version: int, folder: Path) -> None:
+        """Sample from the version in `folder` from now on, or raise. No request may be in flight."""
+        ...
+
+    def close(self) -> None:
+        """Stop it. May be called twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlaces:
+    """Where an engine may put things.
+
+    Attributes:
+        label_of: version -> a name for its weights that no other weights have.
+        scratch: folder of this process.
+        logs: folder for the output of servers that are started here.
+    """
+
+    label_of: Callable[[int], str]
+    scratch: Path
+    logs: Path
+
+
+def engine_of(
+    config: RunConfig, policy: str, context_length: int, tokenizer: PreTrainedTokenizerBase, places: EnginePlaces
+) -> PolicyEngine:
+    """The engine that the policy's config asks for; it holds no weights yet.
+
+    Raises: ConfigError that names `make vllm` where servers are to be started and vLLM is missing.
+    """
+    settings = config.policies[policy]
+    if not settings.servers:
+        return EmbeddedPolicyClient(
+            policy,
+            context_length,
+            dtype=torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32,
+            threads=config.execution.threads,
+        )
+    ours = _local_servers(config, policy, places.logs)
+    urls = (*(url for url in settings.servers if url != LOCAL_SERVER), *(ours.urls if ours else ()))
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)
+
+    return VllmPolicyClient(
+        policy,
+        context_length,
+        urls,
+        dtype=settings.dtype,
+        serving=settings.serving,
+        tokenize=tokenize,
+        label_of=places.label_of,
+        scratch=places.scratch,
+        ours=ours,
+    )
+
+
+def _local_servers(config: RunConfig, policy: str, logs: Path) -> LocalServers | None:
+    settings = config.policies[policy]
+    count = settings.servers.count(LOCAL_SERVER)
+    if count == 0:
+        return None
+    on_this_machine = sum(one.servers.count(LOCAL_SERVER) for one in config.policies.values())
+    build = find_build(servers=on_this_machine)
+    return LocalServers(policy, count, build, logs, settings.serving.start_deadline_s)

@@ -1,0 +1,1 @@
+"""Policies served by vLLM over HTTP: started, loaded, proven, and asked for tokens."""

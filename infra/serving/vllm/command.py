@@ -1,0 +1,66 @@
+"""How a vLLM server for one policy is started: its command line and its environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.serving.vllm.build import VllmBuild
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What a server serves, and where.
+
+    Attributes:
+        policy: the name under which it answers.
+        folder: of the weights, from `served_folder`.
+        dtype: of the computation.
+        context: most tokens of prompt plus completion.
+        extra: further options of the server.
+    """
+
+    policy: str
+    folder: Path
+    dtype: str
+    context: int
+    host: str
+    port: int
+    extra: tuple[str, ...] = ()
+
+
+def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
+    """The command line. No credential is on it: the server reads VLLM_API_KEY itself."""
+    return [
+        str(build.python),
+        # the `vllm` script looks for a distribution of that name, which the CPU build is not
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={settings.folder}",
+        f"--served-model-name={settings.policy}",
+        f"--dtype={settings.dtype}",
+        f"--max-model-len={settings.context}",
+        # those of the density that sampled, temperature included: what the trainer recomputes
+        "--logprobs-mode=processed_logprobs",
+        # the route that takes and gives token ids, and says which weights made them
+        "--enable-scale-out",
+        # no sampling settings that the model's folder brings along
+        "--generation-config=vllm",
+        f"--host={settings.host}",
+        f"--port={settings.port}",
+        "--disable-uvicorn-access-log",
+        *build.flags,
+        *settings.extra,
+    ]
+
+
+def server_environment(build: VllmBuild, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Ours without what points at our Python, and with the routes that take new weights switched on."""
+    return {
+        **{name: value for name, value in ours.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")},
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        **build.environment,
+    }
