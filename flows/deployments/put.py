@@ -71,9 +71,9 @@ def _changes(there: DeploymentResponse, spec: DeploymentSpec, wanted: dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Without keys that say nothing: Prefect's own command writes some of them into a schema."""
+    """Without keys that say nothing: Prefect's own command writes other ones of them into a schema."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items() if one is not None and one != []}
+        return {key: _plain(one) for key, one in value.items() if one not in (None, [], {})}
     return value
 
 
