@@ -41,6 +41,8 @@ from tests.pools.cluster import POOLS, Cluster, deployed
 
 AWAY = (httpx.HTTPError, PrefectException, RuntimeError, OSError, TimeoutError)
 """What the server is to the one who watches, while it restarts."""
+MOST_BETWEEN_S = 15.0
+"""Between a service's return and the next kill: from 0 to so much."""
 CALM_S = SILENCE_S + 90
 """The automation's time, and a look of the server's own loops."""
 
@@ -61,9 +63,9 @@ class Tally:
             self.words.setdefault(f"{victim}: {end}", words[:300])
 
     def table(self) -> str:
-        """Rows: who was killed; columns: how the iteration under way ended."""
+        """Rows: who was killed last in a run, columns: how the run ended."""
         ends = sorted(self.ends)
-        lines = [f"| killed | kills | {' | '.join(ends)} |", "|---|---:" + "|---:" * len(ends) + "|"]
+        lines = [f"| killed last | kills in all | {' | '.join(ends)} |", "|---|---:" + "|---:" * len(ends) + "|"]
         for victim in sorted(self.after):
             cells = [str(self.after[victim][end]) for end in ends]
             lines.append(f"| {victim} | {self.kills[victim]} | {' | '.join(cells)} |")
@@ -89,18 +91,24 @@ class Chaos:
         }
 
     def run(self, kills: int, told: Callable[[str], None]) -> None:
-        """One kill an iteration, at a random moment of it."""
+        """Kills in a random order at random moments, while one iteration after another is started."""
         names = list(self.victims)
         order = [names[i % len(names)] for i in range(kills)]
         self._rng.shuffle(order)
+        run, hits = self._started(), ["nothing"]
         for number, victim in enumerate(order):
-            run = self._started()
-            time.sleep(self._rng.uniform(0.0, 20.0))
+            kill_at = time.monotonic() + self._rng.uniform(0.0, MOST_BETWEEN_S)
+            while time.monotonic() < kill_at:
+                if self._is_over(run):
+                    self._note(run, hits)
+                    run, hits = self._started(), ["nothing"]
+                time.sleep(0.5)
             self.victims[victim]()
             self.tally.kills[victim] += 1
-            end, words = self._end(run)
-            self.tally.note(victim, end, words)
-            told(f"{number + 1}/{kills} {victim}: {end}")
+            hits.append(victim)
+            told(f"{number + 1}/{kills} {victim}")
+        self._cluster.until(lambda: self._is_over(run), 600, lambda: f"run {run} does not end")
+        self._note(run, hits)
 
     def calm(self) -> None:
         """One iteration that nobody disturbs."""
@@ -129,15 +137,18 @@ class Chaos:
     def _started(self) -> UUID:
         return self._patiently(lambda: self._cluster.start())
 
-    def _end(self, run: UUID) -> tuple[str, str]:
-        def ended() -> bool:
-            with contextlib.suppress(*AWAY):
-                return self._cluster.state(run).is_final()
-            return False
+    def _is_over(self, run: UUID) -> bool:
+        with contextlib.suppress(*AWAY):
+            return self._cluster.state(run).is_final()
+        return False
 
-        self._cluster.until(ended, 600, lambda: f"run {run} does not end")
+    def _end(self, run: UUID) -> tuple[str, str]:
+        self._cluster.until(lambda: self._is_over(run), 600, lambda: f"run {run} does not end")
         state = self._patiently(lambda: self._cluster.state(run))
         return state.name or "", state.message or ""
+
+    def _note(self, run: UUID, hits: list[str]) -> None:
+        self.tally.note(hits[-1], *self._end(run))
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + 180
