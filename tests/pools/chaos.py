@@ -167,7 +167,7 @@ class Chaos:
             self._services.wait_for(name, other_than=before)
 
     def _engine(self) -> None:
-        engines = list(flow_run_processes())
+        engines = list(flow_run_processes(self._services.environment["PREFECT_API_URL"]))
         if engines:
             self._rng.choice(engines).kill()
 
@@ -193,17 +193,19 @@ class Chaos:
             return []
 
 
-def is_flow_run(process: psutil.Process) -> bool:
-    """Whether it computes a flow run."""
+def is_flow_run(process: psutil.Process, api: str | None = None) -> bool:
+    """Whether it computes a flow run; with `api`, one of that server."""
     try:
-        return "PREFECT__FLOW_RUN_ID" in process.environ() and process.status() != psutil.STATUS_ZOMBIE
+        environment = process.environ()
+        mine = api is None or environment.get("PREFECT_API_URL") == api
+        return mine and "PREFECT__FLOW_RUN_ID" in environment and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
 
-def flow_run_processes() -> Iterator[psutil.Process]:
-    """Processes of flow runs on this machine."""
-    return (process for process in psutil.process_iter() if is_flow_run(process))
+def flow_run_processes(api: str | None = None) -> Iterator[psutil.Process]:
+    """Processes of flow runs on this machine; with `api`, of that server's."""
+    return (process for process in psutil.process_iter() if is_flow_run(process, api))
 
 
 def faults(cluster: Cluster) -> list[str]:
