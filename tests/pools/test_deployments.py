@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from flows.deployments.specs import Placement, as_prefect_yaml, deployment_specs
 from flows.load_config import load_config
 from tests.pools.cluster import ROOT, Cluster
 
+pytestmark = pytest.mark.timeout(900)  # the first test of a session starts the services
 FILE = ROOT / "prefect.yaml"
 
 

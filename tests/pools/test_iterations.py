@@ -4,12 +4,15 @@ import time
 from uuid import UUID
 
 import psutil
+import pytest
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.states import Cancelling, Scheduled
 
 from infra.deploy.local.services import Services
 from tests.pools.chaos import flow_run_processes
 from tests.pools.cluster import Cluster
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_three_iterations_are_committed_on_s3_each_update_by_its_own_pools_worker(cluster: Cluster) -> None:
