@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,17 @@ def test_f3_every_rollout_of_a_query_is_an_execution_of_its_own_with_its_own_see
         assert sorted(places) == sorted(
             (query, index) for query in {row["query_id"] for row in rows} for index in range(4)
         )
+
+
+# case F7
+async def test_f7_the_next_start_marks_a_killed_flow_run_as_crashed(prefect_server, program, team, tmp_path):
+    train = ("train", team / "run.yaml", "--store", tmp_path, "--run", "killed")
+    ended = program.run(*train, traps=[Trap("flows.compute_iteration:materialize_trajectories")])
+    assert ended.code == -signal.SIGKILL
+    assert (await _flow_run("killed-0000", StateType.RUNNING)).end_time is None
+    assert program.run(*train).code == 0
+    assert "Its process is gone; killed-0000" in (await _flow_run("killed-0000", StateType.CRASHED)).state.message
+    await _flow_run("killed-0000", StateType.COMPLETED)
 
 
 async def test_f9_a_flow_run_is_told_the_run_the_store_and_the_iteration_and_no_data(trained):
