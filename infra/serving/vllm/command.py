@@ -7,6 +7,9 @@ from pathlib import Path
 
 from infra.serving.vllm.build import VllmBuild
 
+# Tokens of one step of the engine: its memory, and how long a sampling row waits for others' prompts.
+_BATCHED_TOKENS = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -49,6 +52,8 @@ def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
         f"--host={settings.host}",
         f"--port={settings.port}",
         "--disable-uvicorn-access-log",
+        # a prompt of any length that fits the context is computed in one step
+        f"--max-num-batched-tokens={max(settings.context, _BATCHED_TOKENS)}",
         *build.flags,
         *settings.extra,
     ]

@@ -14,7 +14,7 @@ from infra.serving.vllm.answers import SampledTokens
 from infra.serving.vllm.failures import ServerDownError, ServerFailedError, ServerUnfitError
 from infra.serving.vllm.probe import Probe, ProbeGap
 from infra.serving.vllm.server_api import ServerApi
-from mgrpo_core.errors import ConfigError
+from mgrpo_core.errors import ConfigError, PolicyServerError
 from mgrpo_core.rollout.protocols import Sampling
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Replica:
                 return None
             started = time.monotonic()
             if self._start is not None:
-                await asyncio.to_thread(self._start, self.api.url, wanted)
+                await self._run_ours(self._start, wanted)
             await self._check(wanted)
             loaded = await self.api.weight_label() != wanted.label
             if loaded:
@@ -148,6 +148,12 @@ class Replica:
             self._holds = wanted.label
             read = sum(path.stat().st_size for path in wanted.folder.glob("*.safetensors")) if loaded else 0
             return Publication(self.api.url, read, time.monotonic() - started, gap)
+
+    async def _run_ours(self, start: Start, wanted: ServedVersion) -> None:
+        try:
+            await asyncio.to_thread(start, self.api.url, wanted)
+        except PolicyServerError as error:  # it waited long enough: starting it once more would not help
+            raise ServerUnfitError(str(error)) from error
 
     async def _disown(self, wanted: ServedVersion) -> None:
         """Take the label back, so that nobody trusts these weights for it."""

@@ -1,5 +1,7 @@
 """A policy version laid out so that vLLM can take new weights of it while it runs.
 
+vLLM reads every safetensors file of a folder, the optimiser's state beside the weights, too: that is left out.
+
 vLLM packs a tied output head at its start and leaves it as it was when weights are reloaded: log-probs are then those
 of all new weights under the old head. A folder whose head is written out and whose config says "not tied" has no such
 head to forget. It costs the embedding matrix once more, on disk and in the server; the trainer's folder stays tied.
@@ -26,7 +28,7 @@ _TIED = "tie_word_embeddings"
 
 
 def served_folder(folder: Path, target: Path, *, moved: bool = False) -> Path:
-    """The folder to give to vLLM: `folder` itself if its head is not tied, else `target`, made if it is not there.
+    """The folder to give to vLLM: `folder` itself where that will do, else `target`, made if it is not there.
 
     Args:
         folder: as the trainer wrote it.
@@ -38,7 +40,9 @@ def served_folder(folder: Path, target: Path, *, moved: bool = False) -> Path:
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tied = _is_tied(folder, config)
-    if not tied and not moved:
+    weight_map = _weight_map(folder)
+    others = {path.name for path in folder.glob("*.safetensors")} - set(weight_map.values())
+    if not (tied or others or moved):
         return folder
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +50,9 @@ def served_folder(folder: Path, target: Path, *, moved: bool = False) -> Path:
         # made for one user; servers may run as another
         partial.chmod(0o755)
         try:
-            _link_files(folder, partial, but=("config.json", _INDEX) if tied else ())
+            _link_files(folder, partial, but={*others, *(("config.json", _INDEX) if tied else ())})
             if tied:
-                _untie(folder, config, partial)
+                _untie(folder, config, weight_map, partial)
             partial.rename(target)
         except OSError:
             if not target.exists():  # else another process was first, with the same bytes
@@ -64,9 +68,8 @@ def _is_tied(folder: Path, config: dict[str, object]) -> bool:
     return bool(getattr(AutoConfig.from_pretrained(folder, local_files_only=True), _TIED, False))
 
 
-def _untie(folder: Path, config: dict[str, object], target: Path) -> None:
+def _untie(folder: Path, config: dict[str, object], weight_map: dict[str, str], target: Path) -> None:
     head, embedding = _tied_names(folder)
-    weight_map = _weight_map(folder)
     with safe_open(folder / weight_map[embedding], framework="pt") as weights:
         save_file({head: weights.get_tensor(embedding)}, target / _HEAD, metadata={"format": "pt"})
     if (target / _ONLY_FILE).exists():  # under this name it would count as the whole model, and the index for nothing
@@ -92,13 +95,13 @@ def _tied_names(folder: Path) -> tuple[str, str]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
+    """Weight -> file, as transformers would read the folder."""
+    if (folder / _ONLY_FILE).is_file():
+        with safe_open(folder / _ONLY_FILE, framework="pt") as weights:
+            return dict.fromkeys(weights.keys(), _ONLY_FILE)
     if (folder / _INDEX).is_file():
         return dict(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"])
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as weights:
-            found |= dict.fromkeys(weights.keys(), path.name)
-    return found
+    raise ConfigError(f"{folder}: neither {_ONLY_FILE} nor {_INDEX} in it. Save the policy with save_pretrained.")
 
 
 def _link_files(folder: Path, target: Path, but: Collection[str]) -> None:

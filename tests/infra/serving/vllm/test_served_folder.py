@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from infra.serving.vllm.served_folder import served_folder
@@ -38,6 +39,17 @@ def test_a_head_of_its_own_needs_nothing(tmp_path: Path) -> None:
     moved = served_folder(tmp_path / "version", tmp_path / "served", moved=True)
     assert moved == tmp_path / "served"
     assert same_logits(tmp_path / "version", moved)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_optimisers_state_is_no_weight(tmp_path: Path, tied: bool) -> None:
+    # vLLM reads every safetensors file, and refuses `exp_avg`
+    tiny_qwen3(1, tie_word_embeddings=tied).save_pretrained(tmp_path / "version")
+    (tmp_path / "version" / "optimizer.safetensors").write_bytes(b"moments")
+    target = served_folder(tmp_path / "version", tmp_path / "served")
+    assert target == tmp_path / "served"
+    assert not (target / "optimizer.safetensors").exists()
+    assert same_logits(tmp_path / "version", target)
 
 
 def test_what_is_there_already_is_not_made_again(tmp_path: Path) -> None:
