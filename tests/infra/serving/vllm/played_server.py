@@ -53,6 +53,7 @@ class PlayedServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in one packet: the second would wait for the first one's acknowledgement
 
             def do_GET(self) -> None:
                 player._play(self)
