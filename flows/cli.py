@@ -312,13 +312,41 @@ def replay(
     through: Annotated[
         Through, typer.Option("--through", help="The last stage; `advantages` needs no model.")
     ] = "update",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="What if: key=value, e.g. --set alignment.d=[2,4]; may be repeated, lists a grid."),
+    ] = None,
+    grid: Annotated[list[str] | None, typer.Option("--grid", help="The same, as key=a,b.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="File for a PNG of what would change.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recompute an iteration from the store and compare, to the bit. Exit code 1 if anything differs.
 
-    Nothing is written into the run.
+    With --set or --grid: what it would have been under other settings, beside what it was. Nothing is written into the
+    run.
     """
     with _errors_to_exit_codes(interrupted="Interrupted. A replay changes nothing."):
+        settings = [*(what_if or []), *(_as_list(one) for one in grid or [])]
+        if settings:
+            from infra.replay.what_if import what_if_stored
+
+            found = what_if_stored(store, run, iteration, settings, through)
+            if picture is not None:
+                from infra.replay.what_if_picture import what_if_png
+
+                try:
+                    picture.write_bytes(what_if_png(found))
+                except OSError as error:
+                    raise ConfigError(f"--picture {picture}: cannot be written ({error}). Give another file.") from None
+            if as_json:
+                _print_json(found.to_json())
+            else:
+                from infra.replay.render_what_if import render_what_if
+
+                render_what_if(found)
+            return
+        if picture is not None:
+            raise ConfigError("--picture: there is nothing to draw without --set or --grid. Give one.")
         from infra.replay.iteration import replay_stored
         from infra.replay.render import render_replay
 
@@ -329,6 +357,12 @@ def replay(
             render_replay(report)
         if not report.equal:
             raise typer.Exit(1)
+
+
+def _as_list(setting: str) -> str:
+    """`key=a,b` as `key=[a, b]`."""
+    key, equals, values = setting.partition("=")
+    return f"{key}{equals}[{values}]" if equals else setting
 
 
 def _print_json(value: Any) -> None:

@@ -25,13 +25,22 @@ def rewards_table(config: RunConfig, positions: Mapping[str, int], outcomes: Out
     main = config.reward_of(config.main_agent)
     main_weights = MainWeights(main.format, main.correct or 0.0)
     sub_weights = {agent: _sub_weights(config.reward_of(agent)) for agent in config.sub_agents}
-    rows: list[dict[str, Any]] = []
+    columns: dict[str, list[Any]] = {name: [] for name in REWARDS.columns.names}
+    fixed = {agent: _fixed(config, grades, agent) for agent in config.agents}
     for rollout in _rollouts(outcomes, config.main_agent):
         correct = grades.corrects[rollout.trajectories[0].trajectory_id]
         rewards = score_rollout(rollout, correct, grades.experts, main_weights=main_weights, sub_weights=sub_weights)
+        position = positions[rollout.query_id]
+        ids: dict[str, str] = {}
         for trajectory, reward in zip(rollout.trajectories, rewards, strict=True):
-            rows.append(_row(config, grades, positions[rollout.query_id], trajectory, reward))
-    return table_of(REWARDS, {name: [row[name] for row in rows] for name in REWARDS.columns.names})
+            path = trajectory.key.agent_path
+            ids[path] = reward.trajectory_id
+            # Parents come before their children: the id, a hash, is looked up and not made again.
+            parent_id = ids.get(path.rpartition("/")[0]) or trajectory.parent_id
+            row = _row(position, path, parent_id, trajectory, reward) | fixed[trajectory.key.agent]
+            for name, column in columns.items():
+                column.append(row[name])
+    return table_of(REWARDS, columns)
 
 
 def _rollouts(outcomes: Outcomes, main: str) -> Iterator[Rollout]:
@@ -52,20 +61,31 @@ def _sub_weights(reward: RewardConfig) -> SubWeights:
     return SubWeights(reward.format, reward.main_correct or 0.0, reward.expert or 0.0)
 
 
+def _fixed(config: RunConfig, grades: Grades, agent: str) -> dict[str, Any]:
+    """What is the same in every row of an agent."""
+    weights = config.reward_of(agent)
+    return {
+        "agent": agent,
+        "format_weight": weights.format,
+        "correct_weight": weights.correct,
+        "main_correct_weight": weights.main_correct,
+        "expert_weight": weights.expert,
+        "verifier": config.agents[agent].verifier if agent == config.main_agent else None,
+        "judge_version": grades.judge_versions.get(agent),
+    }
+
+
 def _row(
-    config: RunConfig, grades: Grades, position: int, trajectory: Trajectory, reward: TrajectoryReward
+    position: int, path: str, parent_id: str | None, trajectory: Trajectory, reward: TrajectoryReward
 ) -> dict[str, Any]:
     key = trajectory.key
-    weights = config.reward_of(key.agent)
-    is_main = key.agent == config.main_agent
     return {
         "trajectory_id": reward.trajectory_id,
-        "parent_id": trajectory.parent_id,
-        "agent": key.agent,
+        "parent_id": parent_id,
         "query_position": position,
         "query_id": key.query_id,
         "rollout_index": key.rollout_index,
-        "agent_path": key.agent_path,
+        "agent_path": path,
         "call_index": key.call_index,
         "status": str(reward.status),
         "reason": reward.reason,
@@ -74,10 +94,4 @@ def _row(
         "correct": reward.correct.value,
         "main_correct": reward.main_correct.value,
         "expert": reward.expert.value,
-        "format_weight": weights.format,
-        "correct_weight": weights.correct,
-        "main_correct_weight": weights.main_correct,
-        "expert_weight": weights.expert,
-        "verifier": config.agents[key.agent].verifier if is_main else None,
-        "judge_version": grades.judge_versions.get(key.agent),
     }

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from infra.credit.grades import Grades, Outcomes, grade
+from infra.credit.grades import Grades, Outcomes, corrects_of
 from infra.judges.registry import build_judge
 from mgrpo_core.config import RunConfig
 from mgrpo_core.errors import ConfigError
-from mgrpo_core.rewards.component import Component, ScoreStatus, absent, scored
+from mgrpo_core.rewards.component import Component, ScoreStatus, absent, component_of, scored
+from mgrpo_core.rewards.judging import judge_trajectories, report_of
 from mgrpo_core.rewards.verifiers import VERIFIERS, Verifier
 from mgrpo_core.rollout.protocols import Judge
-from mgrpo_core.trajectories import Query
+from mgrpo_core.trajectories import Query, Status, Trajectory
 
 _KEPT_COLUMNS = ("trajectory_id", "agent", "status", "reason", "correct", "expert", "judge_version")
 
@@ -78,13 +79,30 @@ async def regrade(
     config: RunConfig, graders: Graders, kept: KeptGrades, queries: Sequence[Query], outcomes: Outcomes
 ) -> Grades:
     """Ask the rules again; fill in what is kept."""
-    verifier = graders.verifier or (lambda _answer, _query: None)
-    found = await grade(config, verifier, graders.judges, queries, outcomes)
-    corrects = found.corrects
+    nothing = absent("no row in the rewards table")
+    mains = outcomes[config.main_agent]
     if graders.verifier is None:
-        nothing = absent("no row in the rewards table")
-        corrects = {one: kept.corrects.get(one, nothing) for one in corrects}
-    return Grades(corrects, {**found.experts, **kept.experts}, {**found.judge_versions, **kept.judge_versions})
+        corrects = {one.trajectory_id: kept.corrects.get(one.trajectory_id, nothing) for one in mains}
+    else:
+        corrects = corrects_of(config, graders.verifier, queries, mains)
+    experts = dict(kept.experts)
+    for agent, judge in graders.judges.items():
+        experts |= await _opinions(judge, outcomes[agent])
+    versions = {agent: judge.version for agent, judge in graders.judges.items()}
+    return Grades(corrects, experts, {**versions, **kept.judge_versions})
+
+
+async def _opinions(judge: Judge, trajectories: Sequence[Trajectory]) -> dict[str, Component]:
+    """What `judge_trajectories` gives, one after the other: a rule waits for nothing, and a task costs more than it."""
+    source, opinions = f"judge {judge.version}", dict[str, Component]()
+    for one in trajectories:
+        if one.status is not Status.INFRA_FAILED:
+            try:
+                opinion = component_of(await judge.score(report_of(one)), source, unit_interval=True)
+            except Exception:  # its words are those of the path that the run took
+                return await judge_trajectories(trajectories, judge)
+            opinions[one.trajectory_id] = opinion
+    return opinions
 
 
 def _rule(spec: str) -> Judge | None:

@@ -56,7 +56,7 @@ def replay_updates(stored: StoredIteration, cache: Path) -> Iterator[StageVerdic
         stage = f"log-probs {policy}"
         try:
             inputs = policy_inputs(stored, stored.config, policy, cache)
-            with _threads(stored.config):
+            with update_threads(stored.config):
                 yield check_logprobs(stored, policy, inputs.source)
                 if policy in stored.config.trained_policies:
                     stage = f"update {policy}"
@@ -115,7 +115,7 @@ def made_version(stored: StoredIteration, step: PolicyStep, policy: str) -> Poli
 
 
 @contextmanager
-def _threads(config: RunConfig) -> Iterator[None]:
+def update_threads(config: RunConfig) -> Iterator[None]:
     """As many as the run's update had: sums are rounded in the order that threads make of them."""
     before = torch.get_num_threads()
     torch.set_num_threads(config.execution.threads or max(1, cores() // max(1, len(config.trained_policies))))

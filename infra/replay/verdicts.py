@@ -145,12 +145,12 @@ class ReplayReport:
     def markdown(self) -> str:
         """For an artifact."""
         rows = [
-            f"| {verdict.stage} | {verdict.outcome} | {verdict.compared} {verdict.unit} | {_cell(verdict.words())} |"
+            f"| {verdict.stage} | {verdict.outcome} | {verdict.compared} {verdict.unit} | {escaped(verdict.words())} |"
             for verdict in self.verdicts
         ]
         head = ["| stage | verdict | compared | |", "|---|---|---:|---|"]
-        notes = [f"- {_cell(note)}" for note in self.notes]
-        return "\n".join([f"**{_cell(self.conclusion())}**", "", *head, *rows, "", *notes]) + "\n"
+        notes = [f"- {escaped(note)}" for note in self.notes]
+        return "\n".join([f"**{escaped(self.conclusion())}**", "", *head, *rows, "", *notes]) + "\n"
 
 
 def unreadable(stage: str, error: Exception) -> StageVerdict:
@@ -175,7 +175,7 @@ def merged(verdicts: Sequence[StageVerdict]) -> StageVerdict:
     )
 
 
-def _cell(text: str) -> str:
-    """Text from a store as it stands: no row or markup of its own."""
+def escaped(text: str) -> str:
+    """Text from a store as it stands, for Markdown: no row and no markup of its own."""
     flat = " ".join(text.split())
     return "".join(f"\\{char}" if char in "|`*_<>[]\\" else char for char in flat)

@@ -17,7 +17,7 @@ from infra.store.runs import open_store, require_run
 from infra.store.verify import verify_run
 from tests.flows.program import Program
 from tests.flows.stored import iteration_folder
-from tests.infra.replay.damage import ITERATION, KINDS, json_of
+from tests.infra.replay.damage import ITERATION, KINDS, json_of, rows_of
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ("main", "sub")
@@ -180,3 +180,52 @@ async def test_the_flow_keeps_the_verdict_as_an_artifact_and_fails_where_somethi
         kept = [one for one in await client.read_artifacts() if one.key == "mgrpo-replay"]
     assert any("equal bit for bit" in one.data for one in kept)
     assert any("column reward" in one.data for one in kept)
+
+
+def test_what_a_users_own_graders_said_is_kept_and_named(program, team, tmp_path):
+    """An import path may lead to a model: it is not asked again, and the verdict says so."""
+    store = tmp_path / "graded"
+    ended = program.run(
+        *("train", team / "run.yaml", "--run", "r", "--store", store, "--iterations", 1),
+        *("--set", "agents.main.verifier=mgrpo_core.rewards.verifiers:exact_match"),
+        *("--set", "agents.searcher.judge=mgrpo_core.rewards.rule_judge:SupportJudge"),
+        *("--set", "agents.searcher.reward={format: 0.3, main_correct: 0.4, expert: 0.3}"),
+    )
+    assert ended.code == 0, ended.err
+    report = replay_stored(str(store), "r", 0, "advantages")
+    assert report.equal, report.conclusion()
+    (rewards,) = (verdict for verdict in report.verdicts if verdict.stage == "rewards")
+    assert rewards.kept == (
+        "correct (mgrpo_core.rewards.verifiers:exact_match)",
+        "expert of searcher (mgrpo_core.rewards.rule_judge:SupportJudge)",
+    )
+    assert "kept as stored: correct" in report.conclusion()
+
+    with rows_of(iteration_folder(store) / "rewards.parquet") as rows:
+        rows[0]["reward"] += 0.5
+    damaged = replay_stored(str(store), "r", 0, "advantages")
+    assert damaged.first is not None
+    assert damaged.first.stage == "rewards"
+
+
+async def test_the_flow_tries_other_settings_too(prefect_server, trained):
+    found = await replay("r", 1, str(trained), "advantages", ["alignment.d=[1,2]"])
+    assert [tried["changes"] for tried in found["tried"]] == [("alignment.d=1",), ("alignment.d=2",)]
+
+
+def test_other_settings_are_tried_on_the_command_line(program, trained, tmp_path):
+    picture = tmp_path / "what-if.png"
+    ended = program.run(
+        *("replay", "r", 1, "--store", trained, "--through", "advantages", "--picture", picture, "--json"),
+        *("--set", "advantage.normalization=center", "--grid", "alignment.d=1,2"),
+    )
+    assert ended.code == 0, ended.err
+    assert [tried["changes"] for tried in json.loads(ended.out)["tried"]] == [
+        ["advantage.normalization=center", "alignment.d=1"],
+        ["advantage.normalization=center", "alignment.d=2"],
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    refused = program.run("replay", "r", 1, "--store", trained, "--set", "seed=4")
+    assert refused.code == 2
+    assert "cannot be tried" in refused.err

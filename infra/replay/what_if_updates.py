@@ -1,0 +1,164 @@
+"""The update of one policy under another config: its gradient, its new weights, and how far they end from the run's."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from infra.replay.policy_changes import PolicyChange
+from infra.replay.policy_logprobs import logprobs_under, sampled_trajectories
+from infra.replay.stored_iteration import StoredIteration
+from infra.replay.updates import PolicyInputs, made_version, policy_inputs, train_again, update_threads
+from infra.store.layout import update_file
+from infra.store.policies import fetch_version
+from infra.training.device import training_device
+from infra.training.load_policy import load_model
+from infra.training.trainer import update_settings
+from mgrpo_core.config import RunConfig
+from mgrpo_core.update.dropout import dropout_off
+from mgrpo_core.update.gradients import Gradients
+from mgrpo_core.update.training_trajectory import TrainingTrajectory
+
+_CREDIT = ("trajectory_id", "agent", "advantage", "weight", "included")
+_BOUND = 20.0  # of a log-ratio, as in the update's own figures
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpdate:
+    """What the run's update did.
+
+    Attributes:
+        inputs: what it started from.
+        made: folder of the version that it made, or kept.
+        gradient: of the iteration's loss at the version that sampled, by parameter, on the CPU; None without signal.
+        clip_fraction: of its figures.
+    """
+
+    inputs: PolicyInputs
+    made: Path
+    gradient: list[Tensor] | None
+    clip_fraction: float
+
+
+def stored_update(stored: StoredIteration, policy: str, cache: Path) -> StoredUpdate:
+    """Raises: TableIntegrityError where a version or a table is missing or damaged."""
+    config = stored.config
+    inputs = policy_inputs(stored, config, policy, cache)
+    record = json.loads(stored.files.read(update_file(*stored.place, policy)))
+    made = fetch_version(stored.files, made_version(stored, inputs.step, policy), cache)
+    trajectories = credited(stored, config, policy, stored.table("advantages", _CREDIT))
+    with update_threads(config):
+        gradient = gradient_of(inputs, config, trajectories)
+    return StoredUpdate(inputs, made, gradient, _clip_fraction(record["figures"]))
+
+
+def policy_change(
+    stored: StoredIteration, update: StoredUpdate, config: RunConfig, advantages: pa.Table, cache: Path
+) -> PolicyChange:
+    """Make the update under another config, in a scratch folder, and compare.
+
+    Args:
+        stored: the iteration.
+        update: the run's.
+        config: the variation's.
+        advantages: its table of them.
+        cache: where versions are downloaded to.
+    """
+    policy = update.inputs.policy
+    inputs = policy_inputs(stored, config, policy, cache)
+    trajectories = credited(stored, config, policy, advantages)
+    with update_threads(config), tempfile.TemporaryDirectory(prefix="mgrpo-replay-") as scratch:
+        gradient = gradient_of(inputs, config, trajectories)
+        metrics = train_again(inputs, config, stored.manifest.iteration, trajectories, Path(scratch))
+        updated = Path(scratch) if metrics.optimizer_steps else inputs.source
+        kl = approx_kl(stored, policy, update.made, updated)
+    return PolicyChange(
+        policy=policy,
+        cosine=_cosine(update.gradient, gradient),
+        stored_norm=_norm(update.gradient),
+        norm=_norm(gradient),
+        stored_clip_fraction=update.clip_fraction,
+        clip_fraction=metrics.clip_fraction_low + metrics.clip_fraction_high + metrics.clip_fraction_dual,
+        optimizer_steps=metrics.optimizer_steps,
+        approx_kl=kl,
+    )
+
+
+def credited(stored: StoredIteration, config: RunConfig, policy: str, advantages: pa.Table) -> list[TrainingTrajectory]:
+    """What a policy's update trains on, with the credit of some advantages table."""
+    agents = config.agents_of(policy)
+    credit = {
+        row["trajectory_id"]: row
+        for row in advantages.select(_CREDIT).to_pylist()
+        if row["included"] and row["agent"] in agents
+    }
+    return [
+        replace(one.trajectory, advantage=row["advantage"], weight=row["weight"])
+        for group in sampled_trajectories(stored, agents)
+        for one in group
+        if (row := credit.get(one.trajectory.trajectory_id)) is not None
+    ]
+
+
+def gradient_of(
+    inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]
+) -> list[Tensor] | None:
+    """Gradient of the loss over all trajectories as one batch, at the version that sampled; None without signal."""
+    taking_part = sorted((one for one in trajectories if one.weight > 0), key=lambda one: one.trajectory_id)
+    if not any(one.advantage for one in taking_part):
+        return None
+    settings = update_settings(config.loss, config.update, config.policies[inputs.policy])
+    model = _loaded(inputs.source)
+    reference = None if inputs.reference is None else _loaded(inputs.reference)
+    gradients = Gradients(model, reference, taking_part, settings)
+    everything = range(len(taking_part))
+    denominators = gradients.denominators(everything)
+    with dropout_off(model), dropout_off(reference or nn.Identity()):
+        for segments in gradients.plan(everything).micro_batches:
+            torch.autograd.backward(gradients.loss(segments, denominators).total)
+    return [
+        (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().cpu()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+
+
+def approx_kl(stored: StoredIteration, policy: str, one: Path, other: Path) -> float:
+    """See `PolicyChange.approx_kl`: of `other` to `one`, over the sampled tokens of the policy's trainable agents."""
+    config = stored.config
+    models = _loaded(one), _loaded(other)
+    total, tokens = 0.0, 0
+    for group in sampled_trajectories(stored, config.agents_of(policy)):
+        trajectories = [sampled.trajectory for sampled in group]
+        scores = [logprobs_under(model, trajectories, config, policy) for model in models]
+        for base_T, new_T in zip(*scores, strict=True):
+            ratio_T = np.clip((new_T - base_T)[~np.isnan(base_T)], -_BOUND, _BOUND)
+            total += float((np.expm1(ratio_T) - ratio_T).sum())
+            tokens += len(ratio_T)
+    return total / tokens if tokens else 0.0
+
+
+def _loaded(folder: Path) -> nn.Module:
+    return cast("Any", load_model(folder, torch.float32)).to(training_device())
+
+
+def _norm(gradient: list[Tensor] | None) -> float:
+    return 0.0 if gradient is None else sum(float(part.double().square().sum()) for part in gradient) ** 0.5
+
+
+def _cosine(one: list[Tensor] | None, other: list[Tensor] | None) -> float | None:
+    if one is None or other is None or not _norm(one) or not _norm(other):
+        return None
+    dot = sum(float((a.double() * b.double()).sum()) for a, b in zip(one, other, strict=True))
+    return dot / (_norm(one) * _norm(other))
+
+
+def _clip_fraction(figures: dict[str, float]) -> float:
+    return sum(figures[f"clip_fraction_{bound}"] for bound in ("low", "high", "dual"))
