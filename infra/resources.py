@@ -21,7 +21,7 @@ from infra.serving.engines import EnginePlaces, PolicyEngine, engine_of
 from infra.serving.vllm.weight_label import weight_label
 from infra.stage_clock import StageClock
 from infra.store.files import StoreFiles
-from infra.store.leases import Lease
+from infra.store.leases import Lease, Owner, creating_run
 from infra.store.policies import PolicyVersion, fetch_version, find_version, publish_version, require_version
 from infra.store.runs import StoredRun, create_or_open_run
 from infra.team import team_of
@@ -163,17 +163,9 @@ def open_resources(
         stack.callback(resources.close)
         new = {policy: _checked_source(init) for policy, init in _missing_policies(resources)}
         create_or_open_run(files, name, config, accept_config_change=accept_config_change)
-        for policy, source in new.items():
-            publish_version(
-                files,
-                name,
-                policy,
-                config.store_folder_of(policy),
-                0,
-                source,
-                parent_sha256=None,
-                inputs_sha256=hashlib.sha256(config.policies[policy].init.encode()).hexdigest(),
-            )
+        if new:
+            with creating_run(files, name, Owner.this_process(f"the start of {name}")):
+                _publish_first_versions(resources, new)
         yield resources
 
 
@@ -191,6 +183,22 @@ def _missing_policies(resources: RunResources) -> Iterator[tuple[str, str]]:
         folder = resources.config.store_folder_of(name)
         if find_version(resources.files, resources.run.name, name, folder, 0) is None:
             yield name, policy.init
+
+
+def _publish_first_versions(resources: RunResources, sources: Mapping[str, Path]) -> None:
+    """Those that are still missing: another process may have started the run at the same moment."""
+    run = resources.run
+    for policy, init in _missing_policies(resources):
+        publish_version(
+            run.files,
+            run.name,
+            policy,
+            resources.config.store_folder_of(policy),
+            0,
+            sources[policy],
+            parent_sha256=None,
+            inputs_sha256=hashlib.sha256(init.encode()).hexdigest(),
+        )
 
 
 def _checked_source(init: str) -> Path:

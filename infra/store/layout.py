@@ -45,6 +45,11 @@ def run_file(run: str) -> str:
     return f"{run_folder(run)}/run.json"
 
 
+def creation_folder(run: str) -> str:
+    """Who writes the run's first files; empty once they are written."""
+    return f"{run_folder(run)}/creation"
+
+
 def configs_folder(run: str) -> str:
     return f"{run_folder(run)}/configs"
 

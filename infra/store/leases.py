@@ -11,7 +11,8 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -114,13 +115,16 @@ class Lease:
                 continue
 
 
+def _tell_nobody(_: str) -> None: ...
+
+
 def take_lease(
     files: StoreFiles,
     run: str,
     iteration: int,
     owner: Owner,
     *,
-    on_wait: Callable[[str], None] = lambda _: None,
+    on_wait: Callable[[str], None] = _tell_nobody,
     dead_after_s: float = DEAD_AFTER_S,
 ) -> Lease:
     """Become the one process that computes an iteration.
@@ -138,7 +142,39 @@ def take_lease(
     Raises:
         IterationTakenError: its owner is alive; names it.
     """
-    folder = layout.leases_folder(run, iteration)
+    what = f"iteration {iteration} of run {run!r}"
+    return _take(files, layout.leases_folder(run, iteration), what, owner, on_wait, dead_after_s)
+
+
+@contextmanager
+def creating_run(files: StoreFiles, run: str, owner: Owner, *, patience_s: float = 600.0) -> Iterator[None]:
+    """Be the one process that writes a run's first files until the block ends; wait while another one does.
+
+    Raises: IterationTakenError if that one is still at it after `patience_s`.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            lease = _take(files, layout.creation_folder(run), f"the start of run {run!r}", owner, _tell_nobody)
+            break
+        except IterationTakenError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+def _take(
+    files: StoreFiles,
+    folder: str,
+    what: str,
+    owner: Owner,
+    on_wait: Callable[[str], None],
+    dead_after_s: float = DEAD_AFTER_S,
+) -> Lease:
     while True:
         numbers = _numbers(files, folder)
         before = None
@@ -146,7 +182,7 @@ def take_lease(
             path = f"{folder}/{numbers[-1]:04d}{_SUFFIX}"
             before = read_owner(files, path)
             if before is not None:
-                _require_dead(files, path, before, (run, iteration), on_wait, dead_after_s)
+                _require_dead(files, path, before, what, on_wait, dead_after_s)
         path = f"{folder}/{(numbers[-1] + 1 if numbers else 0):04d}{_SUFFIX}"
         try:
             files.create(path, _json(owner))
@@ -170,22 +206,18 @@ def _require_dead(
     files: StoreFiles,
     path: str,
     owner: Owner,
-    place: tuple[str, int],
+    what: str,
     on_wait: Callable[[str], None],
     dead_after_s: float,
 ) -> None:
-    run, iteration = place
     taken = IterationTakenError(
-        f"iteration {iteration} of run {run!r} is being computed by {owner}. It is left to it; start again when it is "
-        "done to compute the next one."
+        f"{what} is being computed by {owner}. It is left to it; start again when it is done to compute what follows."
     )
     if owner.is_here():
         if owner.is_alive_here():
             raise taken
         return
-    on_wait(
-        f"Iteration {iteration} of run {run!r} was begun by {owner}: watching for {dead_after_s:.0f} s if it lives."
-    )
+    on_wait(f"{what} was begun by {owner}: watching for {dead_after_s:.0f} s if it lives.")
     first, deadline = files.identity(path), time.monotonic() + dead_after_s
     while time.monotonic() < deadline:
         time.sleep(min(1.0, dead_after_s / 4))

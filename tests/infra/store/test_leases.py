@@ -10,7 +10,7 @@ import pytest
 from infra.store import leases
 from infra.store.files import StoreFiles
 from infra.store.layout import leases_folder
-from infra.store.leases import Owner, take_lease
+from infra.store.leases import Owner, creating_run, take_lease
 from mgrpo_core.errors import IterationTakenError
 
 
@@ -110,3 +110,24 @@ def test_of_eight_at_once_one_gets_it(files: StoreFiles) -> None:
     assert len(refused) == 7
     assert all(taken[0].owner.who in one for one in refused)
     taken[0].release()
+
+
+def test_of_four_that_create_a_run_at_once_each_has_its_turn_alone(files: StoreFiles) -> None:
+    inside, most = [0], [0]
+    guard = threading.Lock()
+
+    def create(number: int) -> None:
+        with creating_run(files, "r", owner(f"start-{number}")):
+            with guard:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            threading.Event().wait(0.05)
+            with guard:
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (inside, most) == ([0], [1])
