@@ -1,1 +1,1 @@
-"""What `mgrpo deploy` puts on a Prefect server: work pools, deployments, and the automation that marks dead runs."""
+"""What `mgrpo deploy` puts on a Prefect server: work pools, deployments, and the automations that mark dead runs."""

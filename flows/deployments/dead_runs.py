@@ -1,9 +1,10 @@
-"""The automation that marks runs whose process is gone: a killed process cannot say that it is.
+"""Automations that mark runs whose process is gone: a killed process cannot say that it is.
 
-A worker reports the death of a process that it started. When both are killed nobody is left, and the run would stay
-Running for ever; the server then misses its heartbeats.
+A worker reports the death of a process that it started. When both are killed nobody is left, and the run would stay as
+it was for ever: Running, or on its way to a process that never came. The server then misses what should have followed.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 from prefect.automations import Automation
@@ -16,43 +17,71 @@ from prefect.events.schemas.events import ResourceSpecification
 
 from infra.deploy.settings import HEARTBEAT_S
 
-NAME = "mgrpo: mark dead runs as crashed"
 SILENCE_S = 3 * HEARTBEAT_S
 """Three heartbeats missed in a row: one or two are lost on a busy machine."""
+SUBMIT_S = 180
+"""A worker that has taken a run starts its process within seconds."""
+START_S = 1800
+"""A pod may wait for its node, and a node for its image."""
 
 
-async def put_dead_run_automation(client: PrefectClient) -> str:
-    """Create the automation where it is missing or of another silence; returns what was done."""
-    wanted = _automation()
-    found = await client.read_automations_by_name(NAME)
+@dataclass(frozen=True, slots=True)
+class DeadRuns:
+    """Runs of which nothing is heard for `within_s` after one of these events, and what is said of them."""
+
+    name: str
+    after: tuple[str, ...]
+    within_s: int
+    message: str
+
+
+AUTOMATIONS = (
+    DeadRuns(
+        "mgrpo: mark dead runs as crashed",
+        ("heartbeat",),
+        SILENCE_S,
+        f"No heartbeat for {SILENCE_S} s: its process is gone.",
+    ),
+    DeadRuns(
+        "mgrpo: mark runs as crashed that a worker took and never started",
+        ("Pending", "Submitting"),
+        SUBMIT_S,
+        f"Its worker took it and did not start it within {SUBMIT_S} s: the worker is gone.",
+    ),
+    DeadRuns(
+        "mgrpo: mark runs as crashed whose process never came up",
+        ("InfrastructurePending",),
+        START_S,
+        f"Its process or pod did not come up within {START_S} s.",
+    ),
+)
+
+
+async def put_automation(client: PrefectClient, spec: DeadRuns) -> str:
+    """Create the automation where it is missing or waits for another time; returns what was done."""
+    wanted = _automation(spec)
+    found = await client.read_automations_by_name(spec.name)
     if found:
         trigger = found[0].trigger
-        if isinstance(trigger, EventTrigger) and trigger.within == wanted.trigger.within:  # type: ignore[union-attr]
+        if isinstance(trigger, EventTrigger) and trigger.within == timedelta(seconds=spec.within_s):
             return "unchanged"
         await client.delete_automation(found[0].id)
     await wanted.acreate()
     return "updated" if found else "created"
 
 
-def _automation() -> Automation:
+def _automation(spec: DeadRuns) -> Automation:
     return Automation(
-        name=NAME,
-        description=f"A run that was heard of, and then not for {SILENCE_S} s, has no process any more.",
+        name=spec.name,
+        description=spec.message,
         trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
+            after={f"prefect.flow-run.{event}" for event in spec.after},
             expect={"prefect.flow-run.*"},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=SILENCE_S),
+            within=timedelta(seconds=spec.within_s),
         ),
-        actions=[
-            ChangeFlowRunState(
-                name=None,
-                state=StateType.CRASHED,
-                message=f"No heartbeat for {SILENCE_S} s: its process is gone.",
-                force=False,
-            )
-        ],
+        actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, message=spec.message, force=False)],
     )

@@ -1,4 +1,4 @@
-"""`mgrpo deploy`: the run into the store, pools, deployments and the automation onto the Prefect server."""
+"""`mgrpo deploy`: the run into the store, pools, deployments and automations onto the Prefect server."""
 
 import os
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import get_client
 
-from flows.deployments.dead_runs import NAME, put_dead_run_automation
+from flows.deployments.dead_runs import AUTOMATIONS, put_automation
 from flows.deployments.pools import put_pool
 from flows.deployments.put import put_deployment
 from flows.deployments.specs import Placement, deployment_specs, pool_specs
@@ -60,7 +60,8 @@ async def deploy_run(
             yield Deployed("work pool", pool.name, await put_pool(client, pool))
         for spec in deployment_specs(config, placement):
             yield Deployed("deployment", spec.full_name, await put_deployment(client, spec))
-        yield Deployed("automation", NAME, await put_dead_run_automation(client))
+        for automation in AUTOMATIONS:
+            yield Deployed("automation", automation.name, await put_automation(client, automation))
 
 
 def _shared(store: str) -> bool:

@@ -28,7 +28,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectException
 
-from flows.deployments.dead_runs import SILENCE_S
+from flows.deployments.dead_runs import SUBMIT_S
 from infra.deploy.local.services import Services, local_services
 from infra.deploy.local.settings import LocalSettings, Ports
 from infra.store.manifests import newest_committed, read_manifest
@@ -43,7 +43,7 @@ AWAY = (httpx.HTTPError, PrefectException, RuntimeError, OSError, TimeoutError)
 """What the server is to the one who watches, while it restarts."""
 MOST_BETWEEN_S = 15.0
 """Between a service's return and the next kill: from 0 to so much."""
-CALM_S = SILENCE_S + 90
+CALM_S = SUBMIT_S + 90
 """The automation's time, and a look of the server's own loops."""
 
 
