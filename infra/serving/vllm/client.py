@@ -80,6 +80,7 @@ class VllmPolicyClient:
         self._version: int | None = None
         self._in_flight = 0
         self._down_since: float | None = None
+        self._last_failure: ServerDownError | None = None
         self._closed = False
         self.publications: tuple[Publication, ...] = ()
         """How each server came to the version loaded last."""
@@ -206,6 +207,9 @@ class VllmPolicyClient:
         pause_s = 0.0
         while True:
             replica = min(order, key=lambda one: one.rest_s)  # the first by preference among those awake
+            # Down for the deadline already: one request at a time still tries, the others do not wait for it.
+            if replica.rest_s and self._down_since is not None and self._last_failure is not None:
+                self._require_patience(self._down_since, 0.0, self._last_failure)
             await asyncio.sleep(max(pause_s, replica.rest_s))
             try:
                 await replica.bring_up(wanted)
@@ -230,11 +234,11 @@ class VllmPolicyClient:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s or _FIRST_PAUSE_S)
             failing_since = failing_since or time.monotonic()
             self._down_since = self._down_since or failing_since
+            self._last_failure = failure
             self._require_patience(failing_since, pause_s, failure)
 
-    def _require_patience(self, failing_since: float, pause_s: float, error: ServerDownError) -> None:
-        """Raise once this request, or every request of the policy, has failed for the deadline."""
-        since = min(failing_since, self._down_since or failing_since)
+    def _require_patience(self, since: float, pause_s: float, error: ServerDownError) -> None:
+        """Raise once there have been nothing but failures for the deadline."""
         failing_s = time.monotonic() - since
         if failing_s + pause_s < self._serving.deadline_s:
             return

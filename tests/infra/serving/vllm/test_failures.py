@@ -188,18 +188,20 @@ async def test_a_server_that_pauses_gives_requests_up_and_gets_them_again(
 async def test_a_server_that_stays_down_ends_every_request_within_one_deadline(
     server: PlayedServer, client_of: Clients, folder: Path
 ) -> None:
-    client = client_of(server.url, concurrency=2, **QUICK)
+    client = client_of(server.url, **QUICK)
     client.load(0, folder)
     server.stop()
-    start = time.monotonic()
     ended = await asyncio.gather(*[ask(client, str(i)) for i in range(20)], return_exceptions=True)
-    late = await asyncio.gather(ask(client), return_exceptions=True)
-    for error in [*ended, *late]:
+    start = time.monotonic()
+    for _ in range(20):  # one after another, as the turns of other rollouts come: none of them waits once more
+        ended += await asyncio.gather(ask(client), return_exceptions=True)
+    assert time.monotonic() - start < 5  # a deadline for each would be 12 s
+    for error in ended:
         assert isinstance(error, PolicyServerError)
         assert server.url in str(error)
-    assert "has answered for" in str(ended[0])
-    assert time.monotonic() - start < 3  # the deadline is 0.6 s; a deadline for each would be 20 of them
+        assert "has answered for" in str(error)
     server.start()
+    await asyncio.sleep(client._replicas[0].rest_s)
     assert (await ask(client)).token_ids.tolist() == SAYS
 
 
