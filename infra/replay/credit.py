@@ -6,7 +6,7 @@ from infra.credit.advantages import REWARD_COLUMNS, SLOT_COLUMNS, advantages_tab
 from infra.credit.alignment import ALIGNED_COLUMNS, alignment_table
 from infra.credit.rewards import rewards_table
 from infra.replay.compare import compare_tables
-from infra.replay.graders import Graders, kept_grades, regrade, rule_graders
+from infra.replay.graders import Graders, graders_of, kept_grades, regrade
 from infra.replay.outcomes import outcomes_by_queries
 from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import StageVerdict, merged
@@ -16,7 +16,7 @@ from mgrpo_core.config import RunConfig
 
 async def replay_rewards(stored: StoredIteration) -> StageVerdict:
     """Score the stored trajectories again, a few queries at a time."""
-    graders = rule_graders(stored.config)
+    graders = graders_of(stored.config, stored.config)
     rewards = stored.table("rewards")
     parts: list[StageVerdict] = []
     row = 0
@@ -29,8 +29,9 @@ async def replay_rewards(stored: StoredIteration) -> StageVerdict:
 
 
 async def rescored(stored: StoredIteration, config: RunConfig) -> pa.Table:
-    """The rewards table as another config would have it. Graders that are no rules say what they said."""
-    parts = [part async for part in _rescored(stored, config, rule_graders(config), stored.table("rewards"))]
+    """The rewards table as another config would have it. A grader by import path is asked only where it is new."""
+    graders = graders_of(config, stored.config)
+    parts = [part async for part in _rescored(stored, config, graders, stored.table("rewards"))]
     return pa.concat_tables([pa.Table.from_batches([], REWARDS.arrow), *parts])
 
 

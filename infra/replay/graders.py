@@ -1,4 +1,4 @@
-"""Graders that are a rule, and so can be asked again. What any other one said is kept as it is stored."""
+"""Which graders a replay asks: those that are a rule. What any other one said is kept as it is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,27 +6,29 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from infra.credit.grades import Grades, Outcomes, corrects_of
+from infra.judges.facts import FactJudge
 from infra.judges.registry import build_judge
 from mgrpo_core.config import RunConfig
-from mgrpo_core.errors import ConfigError
 from mgrpo_core.rewards.component import Component, ScoreStatus, absent, component_of, scored
 from mgrpo_core.rewards.judging import judge_trajectories, report_of
-from mgrpo_core.rewards.verifiers import VERIFIERS, Verifier
+from mgrpo_core.rewards.rule_judge import SupportJudge
+from mgrpo_core.rewards.verifiers import VERIFIERS, Verifier, verifier_of
 from mgrpo_core.rollout.protocols import Judge
 from mgrpo_core.trajectories import Query, Status, Trajectory
 
+_RULES = (FactJudge, SupportJudge)
 _KEPT_COLUMNS = ("trajectory_id", "agent", "status", "reason", "correct", "expert", "judge_version")
 
 
 @dataclass(frozen=True, slots=True)
 class Graders:
-    """A config's graders, as far as they are rules of mgrpo.
+    """A config's graders, as far as a replay asks them.
 
     Attributes:
-        verifier: None where the config names a function of the user's, which may ask a service.
-        judges: by agent, those that are rules.
+        verifier: None where it is not asked.
+        judges: by agent, those that are asked.
         kept: what is not among them, for people.
-        kept_agents: agents whose judge is no rule.
+        kept_agents: agents whose judge is not asked.
     """
 
     verifier: Verifier | None
@@ -44,22 +46,34 @@ class KeptGrades:
     judge_versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def rule_graders(config: RunConfig) -> Graders:
-    """Those of a config. An import path is no rule: what is behind it may be a model, or another version by now."""
+def graders_of(config: RunConfig, stored: RunConfig) -> Graders:
+    """The graders of a config for rollouts that were graded under the stored one.
+
+    A grader by import path may be a model, or another version by now: it is kept. Where the config names another one
+    than the stored one, it has said nothing yet, and is asked on purpose.
+
+    Raises: ConfigError if a grader that is to be asked cannot be had.
+    """
     name = config.agents[config.main_agent].verifier
+    ask = name in VERIFIERS or name != stored.agents[stored.main_agent].verifier
+    kept = [] if ask else [f"correct ({name})"]
     judges: dict[str, Judge] = {}
-    kept = [] if name in VERIFIERS else [f"correct ({name})"]
     others: set[str] = set()
     for agent, settings in config.agents.items():
-        if settings.judge is None:
+        spec = settings.judge
+        if spec is None:
             continue
-        judge = _rule(settings.judge)
-        if judge is None:
-            kept.append(f"expert of {agent} ({settings.judge})")
-            others.add(agent)
+        if is_rule(spec) or spec != stored.agents[agent].judge:
+            judges[agent] = build_judge(spec)
         else:
-            judges[agent] = judge
-    return Graders(VERIFIERS.get(name), judges, tuple(kept), frozenset(others))
+            kept.append(f"expert of {agent} ({spec})")
+            others.add(agent)
+    return Graders(verifier_of(name) if ask else None, judges, tuple(kept), frozenset(others))
+
+
+def is_rule(judge: str) -> bool:
+    """Whether a judge's name is one of mgrpo's own, which are rules; else it is an import path."""
+    return ":" not in judge or judge.startswith("facts:")
 
 
 def kept_grades(graders: Graders, rewards: pa.Table) -> KeptGrades:
@@ -93,25 +107,18 @@ async def regrade(
 
 
 async def _opinions(judge: Judge, trajectories: Sequence[Trajectory]) -> dict[str, Component]:
-    """What `judge_trajectories` gives, one after the other: a rule waits for nothing, and a task costs more than it."""
-    source, opinions = f"judge {judge.version}", dict[str, Component]()
-    for one in trajectories:
-        if one.status is not Status.INFRA_FAILED:
-            try:
-                opinion = component_of(await judge.score(report_of(one)), source, unit_interval=True)
-            except Exception:  # its words are those of the path that the run took
-                return await judge_trajectories(trajectories, judge)
-            opinions[one.trajectory_id] = opinion
-    return opinions
+    """What `judge_trajectories` gives. Rules are asked in turn: they wait for nothing, and a task costs more than one.
 
-
-def _rule(spec: str) -> Judge | None:
-    if ":" in spec and not spec.startswith("facts:"):
-        return None
-    try:
-        return build_judge(spec)
-    except ConfigError:
-        return None
+    Raises: ConfigError, as there.
+    """
+    if not isinstance(judge, _RULES):
+        return await judge_trajectories(trajectories, judge)
+    source = f"judge {judge.version}"
+    return {
+        one.trajectory_id: component_of(await judge.score(report_of(one)), source, unit_interval=True)
+        for one in trajectories
+        if one.status is not Status.INFRA_FAILED
+    }
 
 
 def _stored(row: Mapping[str, object], name: str) -> Component:

@@ -10,7 +10,7 @@ from infra.credit.alignment import alignment_table
 from infra.credit.grades import grade
 from infra.credit.rewards import rewards_table
 from infra.datasets.geo_facts import facts
-from infra.replay.graders import rule_graders
+from infra.replay.graders import graders_of
 from infra.store import layout
 from infra.store.code_version import code_version
 from infra.store.files import FileRef, StoreFiles
@@ -61,7 +61,7 @@ def write_large_iteration(files: StoreFiles, queries: int, *, rollouts: int = 8,
     refs = [_write(files, "queries", QUERIES, _queries_columns(asked))]
     agents = tuple(settings.agents)
     rewards: list[dict[str, list[object]]] = []
-    graders = rule_graders(settings)
+    graders = graders_of(settings, settings)
     positions = {query.query_id: position for position, query in enumerate(asked)}
     shards = {agent: layout.trajectories_file(RUN, 0, agent, 0) for agent in agents}
     with (

@@ -35,6 +35,10 @@ SETTINGS = {
         "optimizer.lr=0.02",
         "loss.reduction=token_mean",
     ],
+    "another judge, by import path": [
+        "agents.searcher.judge=mgrpo_core.rewards.rule_judge:SupportJudge",
+        "agents.searcher.reward={format: 0.2, main_correct: 0.3, expert: 0.5}",
+    ],
     "weighted, a pull to the start, a narrow clip": [
         "alignment.mode=weighted",
         "loss.kl.coefficient=0.5",
