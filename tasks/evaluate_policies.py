@@ -1,5 +1,6 @@
 """Success of a team on held-out questions, at some policy versions, sampled and greedy; kept in the store."""
 
+import asyncio
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -67,7 +68,7 @@ async def evaluate_policies(
     if files.exists(path):
         return _from_json(json.loads(files.read(path)))
     newest = read_manifest(files, run.name, after - 1) if after else None
-    resources.serve(policy_versions(config, newest))
+    await asyncio.to_thread(resources.serve, policy_versions(config, newest))
     scores: dict[str, list[float]] = {query.query_id: [] for query in queries}
     lost = 0
     with resources.progress.bar(f"evaluate after {after}", len(queries), "questions") as bar:

@@ -56,7 +56,7 @@ async def open_iteration(resources: RunResources, iteration: int | None) -> Iter
     await rename_flow_run(f"{run.name}-{resume.iteration:04d}")
     resources.lease = await _lease(resources, resume.iteration)
     at = _drawn(resources, resume.iteration, resume.newest)
-    resources.serve(at.versions)
+    await asyncio.to_thread(resources.serve, at.versions)  # servers may take a minute to start
     return at
 
 

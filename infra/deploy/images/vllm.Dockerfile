@@ -27,4 +27,4 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=15m --retries=4 \
 
 # Raw log-probabilities: those of the policy itself, before temperature and penalties, which an update compares with.
 ENTRYPOINT ["python3", "-m", "vllm.entrypoints.openai.api_server", "--host=0.0.0.0", "--port=8000"]
-CMD ["--model=/policy", "--served-model-name=policy", "--logprobs-mode=raw_logprobs", "--enable-scale-out"]
+CMD ["--model=/policy", "--served-model-name=policy", "--logprobs-mode=processed_logprobs", "--enable-scale-out"]
