@@ -15,6 +15,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import Posture
 from prefect.events.schemas.events import ResourceSpecification
 
+from flows.deployments.specs import TAGS
 from infra.deploy.settings import HEARTBEAT_S
 
 SILENCE_S = 3 * HEARTBEAT_S
@@ -38,7 +39,7 @@ class DeadRuns:
 AUTOMATIONS = (
     DeadRuns(
         "mgrpo: mark dead runs as crashed",
-        ("heartbeat",),
+        ("Running", "heartbeat"),  # it may die before its first heartbeat arrives
         SILENCE_S,
         f"No heartbeat for {SILENCE_S} s: its process is gone.",
     ),
@@ -58,16 +59,20 @@ AUTOMATIONS = (
 
 
 async def put_automation(client: PrefectClient, spec: DeadRuns) -> str:
-    """Create the automation where it is missing or waits for another time; returns what was done."""
+    """Create the automation where it is missing or watches for something else; returns what was done."""
     wanted = _automation(spec)
     found = await client.read_automations_by_name(spec.name)
     if found:
-        trigger = found[0].trigger
-        if isinstance(trigger, EventTrigger) and trigger.within == timedelta(seconds=spec.within_s):
+        if _watches_for(found[0].trigger) == _watches_for(wanted.trigger):
             return "unchanged"
         await client.delete_automation(found[0].id)
     await wanted.acreate()
     return "updated" if found else "created"
+
+
+def _watches_for(trigger: object) -> object:
+    assert isinstance(trigger, EventTrigger), "ours are of this kind"
+    return trigger.after, trigger.within, trigger.match_related
 
 
 def _automation(spec: DeadRuns) -> Automation:
@@ -78,6 +83,10 @@ def _automation(spec: DeadRuns) -> Automation:
             after={f"prefect.flow-run.{event}" for event in spec.after},
             expect={"prefect.flow-run.*"},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            # Ours only: with Prefect's default of 180 s between heartbeats others would be taken for dead.
+            match_related=ResourceSpecification(
+                {"prefect.resource.role": ["tag"], "prefect.resource.id": [f"prefect.tag.{tag}" for tag in TAGS]}
+            ),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,

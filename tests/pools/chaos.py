@@ -43,6 +43,8 @@ AWAY = (httpx.HTTPError, PrefectException, RuntimeError, OSError, TimeoutError)
 """What the server is to the one who watches, while it restarts."""
 MOST_BETWEEN_S = 15.0
 """Between a service's return and the next kill: from 0 to so much."""
+PATIENCE_S = 300.0
+"""With one run, before the next is started."""
 CALM_S = SUBMIT_S + 90
 """The automation's time, and a look of the server's own loops."""
 
@@ -80,6 +82,7 @@ class Chaos:
         self._services = cluster.services
         self._rng = rng
         self.tally = Tally()
+        self._begun: dict[UUID, float] = {}
         self.victims: dict[str, Callable[[], None]] = {
             "worker of the iteration": lambda: self._program("worker-mgrpo-cpu"),
             "worker of an update": lambda: self._program(f"worker-mgrpo-gpu-{rng.choice(('main', 'sub'))}"),
@@ -135,9 +138,14 @@ class Chaos:
             time.sleep(3)
 
     def _started(self) -> UUID:
-        return self._patiently(lambda: self._cluster.start())
+        run = self._patiently(lambda: self._cluster.start())
+        self._begun[run] = time.monotonic()
+        return run
 
     def _is_over(self, run: UUID) -> bool:
+        """Final; or so late that a schedule would have started the next one, whose part it is to take it over."""
+        if time.monotonic() - self._begun[run] > PATIENCE_S:
+            return True
         with contextlib.suppress(*AWAY):
             return self._cluster.state(run).is_final()
         return False
@@ -145,7 +153,7 @@ class Chaos:
     def _end(self, run: UUID) -> tuple[str, str]:
         self._cluster.until(lambda: self._is_over(run), 600, lambda: f"run {run} does not end")
         state = self._patiently(lambda: self._cluster.state(run))
-        return state.name or "", state.message or ""
+        return (state.name if state.is_final() else "left to the next") or "", state.message or ""
 
     def _note(self, run: UUID, hits: list[str]) -> None:
         self.tally.note(hits[-1], *self._end(run))
