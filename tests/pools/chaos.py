@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     began = time.monotonic()
-    with stage({"update_attempts": 3}) as cluster:
+    with stage({"update_attempts": 4, "update_deadline_s": 60}) as cluster:
         chaos = Chaos(cluster, random.Random(asked.seed))
         chaos.run(asked.kills, lambda line: print(line, flush=True))
         chaos.calm()

@@ -11,6 +11,9 @@ from tests.pools.cluster import Cluster
 
 @pytest.mark.timeout(1500)
 def test_after_kills_of_everything_nothing_is_lost_doubled_or_left_running(cluster: Cluster) -> None:
+    # An update of this team takes seconds; one whose worker, process and last events are all gone is given up soon.
+    soon = ("--set", "execution.update_deadline_s=60", "--set", "execution.update_attempts=4")
+    assert cluster.mgrpo("deploy", "team.yaml", "--run", cluster.run, *soon).returncode == 0
     chaos = Chaos(cluster, random.Random(0))
     chaos.run(len(chaos.victims), print)
     chaos.calm()
