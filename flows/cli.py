@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from flows import temporary_server
+from flows.deployments.specs import DEFAULT_CRON, Placement, Schedule, as_prefect_yaml, deployment_specs
 from flows.load_config import load_config, preset_names
 from infra.deploy.local.settings import Database
 from infra.replay.verdicts import Through
@@ -165,7 +166,7 @@ def deploy(
     run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: the config's name.")] = None,
     store: Store = DEFAULT_STORE,
     name: Annotated[str, typer.Option("--name", help="Of the deployment: mgrpo/NAME.")] = "iteration",
-    cron: Annotated[str, typer.Option("--cron", help="When iterations start by themselves, in UTC.")] = "0 * * * *",
+    cron: Annotated[str, typer.Option("--cron", help="When iterations start by themselves, in UTC.")] = DEFAULT_CRON,
     active: Annotated[bool, typer.Option("--active", help="Switch the schedule on, if it is new.")] = False,
     overrides: Overrides = None,
     accept_config_change: AcceptConfigChange = False,
@@ -177,15 +178,13 @@ def deploy(
     """Put a run's work pools, deployments and schedule on the Prefect server. Done again, it changes nothing."""
     with _errors_to_exit_codes():
         config = load_config(source, ["execution.mode=work_pools", *(overrides or [])])
-        temporary_server.prepare()
-        from flows.deployments.deploy import Deployed, deploy_run
-        from flows.deployments.specs import Placement, Schedule, as_prefect_yaml, deployment_specs
-
         placement = Placement(run or Path(source).stem, store, name, Schedule(cron, active))
         if prefect_yaml:
             specs = as_prefect_yaml(deployment_specs(config, placement))
             typer.echo(yaml.safe_dump(specs, sort_keys=False, width=120), nl=False)
             return
+        temporary_server.prepare()
+        from flows.deployments.deploy import Deployed, deploy_run
 
         async def put_all() -> list[Deployed]:
             done = []

@@ -6,6 +6,7 @@ Reads its policy's rows and the small tables from the store, writes version n+1 
 from prefect import flow
 from prefect.runtime import flow_run
 
+from infra.deploy.settings import UPDATE_FLOW
 from infra.training.orders import UpdateOrder
 
 
@@ -15,7 +16,7 @@ def _flow_run_name() -> str:
     return f"{values['run']}-{values['iteration']:04d}-{values['policy']}"
 
 
-@flow(name="mgrpo-policy-update", flow_run_name=_flow_run_name)
+@flow(name=UPDATE_FLOW, flow_run_name=_flow_run_name)
 async def policy_update(order: UpdateOrder, store: str) -> dict[str, float]:
     """Make a policy's next version.
 

@@ -10,6 +10,7 @@ from typing import Self
 
 import typer
 
+from flows.deployments.specs import pool_specs
 from infra.deploy.local.home import LocalHome
 from infra.deploy.local.program import Program
 from infra.deploy.local.services import Listener, Services, find_services, start_services, stop_services
@@ -25,8 +26,7 @@ _PLACE = 68
 
 def pools_of(config: RunConfig) -> tuple[str, ...]:
     """Work pools that a run of `config` uses, each once."""
-    updates = (config.update_pool_of(policy) for policy in config.trained_policies)
-    return tuple(dict.fromkeys((config.execution.iteration_pool, *updates)))
+    return tuple(pool.name for pool in pool_specs(config))
 
 
 def local_settings(

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import asdict
 
+from infra.deploy.settings import UPDATE_FLOW
 from infra.resources import RunResources
 from infra.store.files import FileRef
 from infra.training.policy_update import PolicyUpdate, find_update, update_order
@@ -12,8 +13,6 @@ from tasks.iteration_ref import IterationRef
 from tasks.logs import stage_logger
 from tasks.stage import stage
 from tasks.tables import TrajectoryTables
-
-UPDATE_FLOW = "mgrpo-policy-update"
 
 
 @stage(task_run_name="dispatch_update-{policy}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from types import TracebackType
 from typing import Self
 
@@ -19,13 +18,12 @@ class WorkProgress:
     `move` may be called from any thread, as often as the work likes.
     """
 
-    def __init__(self, title: str, unit: str, *, shown: bool = True) -> None:
+    def __init__(self, title: str, unit: str) -> None:
         self._title = title
         self._unit = unit
-        self._shown = shown and (TaskRunContext.get() or FlowRunContext.get()) is not None
+        self._shown = (TaskRunContext.get() or FlowRunContext.get()) is not None
         self._done, self._total = 0, 0
         self._pump: asyncio.Task[None] | None = None
-        self._begun = time.monotonic()
 
     def move(self, done: int, total: int) -> None:
         """Note that `done` of `total` are done."""

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.deploy.settings import PREFECT_RUN
+from infra.deploy.settings import PREFECT_RUN, UPDATE_FLOW
 from mgrpo_core.config import RunConfig
-from tasks.dispatch_update import UPDATE_FLOW
 
 SCHEDULE_SLUG = "iterations"
 DEFAULT_CRON = "0 * * * *"

@@ -2,6 +2,8 @@
 
 BUCKET = "mgrpo"
 STORE = f"s3://{BUCKET}/runs"
+UPDATE_FLOW = "mgrpo-policy-update"
+"""The flow whose deployments, one a policy, an iteration dispatches its updates to."""
 
 EVERYWHERE = {
     "DO_NOT_TRACK": "1",

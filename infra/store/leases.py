@@ -26,9 +26,7 @@ RENEW_S = 10.0
 """Between two renewals."""
 DEAD_AFTER_S = 45.0
 """An owner on another machine that was not seen to renew for so long is dead."""
-
-
-_STOP_S = 5.0
+_STOP_S = 5.0  # longest wait for a renewal under way, when a lease is let go
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Lease:
     def stop(self) -> None:
         """Renew no longer; the lease stays until the staging folder goes, or somebody takes it."""
         self._released.set()
-        self._thread.join(_STOP_S)  # a renewal that waits for a store that is away is left behind: it is refused later
+        self._thread.join(_STOP_S)  # one that waits for a store that is away is left behind: it is refused later
 
     def release(self) -> None:
         """Renew no longer, and let the next one in at once."""
