@@ -281,7 +281,15 @@ async def test_a_reply_that_no_stage_would_give_says_so(play, say):
 
 async def test_a_queue_that_is_too_long_says_so(play, say):
     play.policy("m", say.in_turn(say.call("searcher", task="t")))
-    play.policy("s", say.in_turn(say.answer("y")), delay_s=0.2)
+    play.policy("s", say.in_turn(say.answer("y")))
+
+    async def generate(prompt_ids, sampling, *, trajectory_id):
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(1)  # slow to stop: its place is free only when the other one is overdue, too
+
+    play.clients["s"].generate = generate
     rollouts = await play.rollouts(say.team(), queries=2, limits={"searcher": 1}, reply_deadline_s=0.1)
     failures = [rollout.trajectories[0].failure for rollout in rollouts]
     assert "it is at work" in failures[0]
