@@ -1,0 +1,53 @@
+"""How a command ends: what it prints for programs, and its exit code."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import typer
+
+from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
+
+T = TypeVar("T")
+
+_INTERRUPTED = "Interrupted. What is staged or committed is kept; the same command continues."
+
+# Wrong input is refused with 2 before work starts; work that fails ends with 1.
+_BAD_INPUT = (ConfigError, DatasetError, TemplateError, StoreError, ShapeError)
+
+
+@contextmanager
+def errors_to_exit_codes(interrupted: str = _INTERRUPTED) -> Iterator[None]:
+    try:
+        yield
+    except _BAD_INPUT as error:
+        typer.secho(str(error), fg="red", err=True)
+        raise typer.Exit(2) from None
+    except MGRPOError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.secho(interrupted, err=True)
+        raise typer.Exit(130) from None
+    except SystemExit as stopped:  # SIGTERM
+        typer.secho(interrupted, err=True)
+        raise typer.Exit(int(stopped.code or 0)) from None
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end. During a flow run Prefect turns SIGTERM into an exception of its own; it is SystemExit again."""
+    from prefect.exceptions import TerminationSignal
+
+    try:
+        return asyncio.run(work)
+    except TerminationSignal as stopped:
+        raise SystemExit(128 + stopped.signal) from None
+
+
+def print_json(value: Any) -> None:
+    """On standard output, for programs."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
