@@ -42,7 +42,7 @@ def train(
         settings += [f"iterations={iterations}"] if iterations is not None else []
         config = load_config(source, settings)
         temporary_server.prepare()
-        from flows.train import train_run
+        from flows.train_run import train_run
 
         done = run_to_end(
             train_run(
@@ -78,7 +78,7 @@ def evaluate(
     """Success on the held-out questions, sampled and greedy, with a confidence interval."""
     with errors_to_exit_codes():
         temporary_server.prepare()
-        from flows.evaluate import evaluate_run
+        from flows.evaluation import evaluate_run
 
         result = run_to_end(
             evaluate_run(run=run, store=store, after=iteration, questions=questions, samples=samples, quiet=as_json)

@@ -108,9 +108,9 @@ def preload() -> None:
     _PROCESSES.set_forkserver_preload(
         [
             "flows.cli",
-            "flows.train",
+            "flows.train_run",
             "flows.compute_iteration",
-            "flows.evaluate",
+            "flows.evaluation",
             "matplotlib.backends.backend_agg",
             "matplotlib.pyplot",
             "mlflow.store.tracking.sqlalchemy_store",

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from flows.load_config import load_config
-from flows.train import train_run
+from flows.train_run import train_run
 from infra.store.manifests import read_manifest
 from infra.store.runs import open_store, require_run
 from infra.store.verify import verify_run

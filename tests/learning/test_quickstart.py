@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.load_config import load_config
-from flows.train import train_run
+from flows.train_run import train_run
 from infra.quickstart.builtin import POLICIES
 from tests.flows.stored import metrics_of
 
