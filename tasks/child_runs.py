@@ -23,6 +23,7 @@ from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled, Cancelling
 
 from mgrpo_core.errors import ConfigError, UpdateFailedError
+from tasks.flow_runs import pass_on_cancellation
 from tasks.logs import stage_logger
 
 T = TypeVar("T")
@@ -121,6 +122,14 @@ async def _start(child: ChildRun, number: int, client: PrefectClient) -> FlowRun
 async def _final(child: ChildRun, patience: Patience, run: FlowRun) -> tuple[FlowRun, str]:
     """The run once it is final; asked to stop when it takes too long, and in what way it did."""
     stage_logger().info("Waiting for %s, run %s. %s", child.deployment, run.name, _link(run.id))
+    try:
+        return await _watched(child, patience, run)
+    except asyncio.CancelledError:
+        await pass_on_cancellation(run.id)
+        raise
+
+
+async def _watched(child: ChildRun, patience: Patience, run: FlowRun) -> tuple[FlowRun, str]:
     begun = told = time.monotonic()
     running_since: float | None = None
     late = ""

@@ -1,12 +1,13 @@
-"""What a stage tells the Prefect server of flow runs: its own name, and the end of one whose process is gone."""
+"""What a stage tells the Prefect server of flow runs: a name, a cancellation, the end of one whose process is gone."""
 
 import logging
+from uuid import UUID
 
 import httpx
 from prefect import get_client
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.runtime import flow_run
-from prefect.states import Crashed
+from prefect.states import Cancelling, Crashed
 
 from infra.store.leases import Owner
 
@@ -28,6 +29,22 @@ async def rename_flow_run(name: str) -> None:
             await client.update_flow_run(flow_run.id, name=name)  # type: ignore[arg-type]
     except _UNREACHABLE as error:
         logging.getLogger("mgrpo").warning("The flow run keeps the name %s: %s", flow_run.name, error)
+
+
+async def pass_on_cancellation(child: UUID) -> None:
+    """Cancel a run of this stage where its own flow run is being cancelled, and not where this process merely stops.
+
+    The hook `cancel_children` does it too, from a process of its own that first has to import Prefect: seconds later.
+    """
+    try:
+        async with get_client() as client:
+            state = (await client.read_flow_run(flow_run.id)).state  # type: ignore[arg-type]
+            if state is not None and state.is_cancelling():
+                await client.set_flow_run_state(
+                    child, Cancelling(message="The iteration that started it is cancelled.")
+                )
+    except _UNREACHABLE as error:
+        logging.getLogger("mgrpo").warning("Flow run %s is left to the cancellation hook: %s", child, error)
 
 
 async def mark_crashed(owner: Owner, why: str) -> None:
