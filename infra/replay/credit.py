@@ -8,9 +8,9 @@ from infra.credit.rewards import rewards_table
 from infra.replay.compare import compare_tables
 from infra.replay.graders import Graders, graders_of, kept_grades, regrade
 from infra.replay.outcomes import outcomes_by_queries
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import StageVerdict, merged
 from infra.store.schemas import REWARDS
+from infra.store.stored_iteration import StoredIteration
 from mgrpo_core.config import RunConfig
 
 

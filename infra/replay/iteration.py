@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.replay.credit import replay_advantages, replay_alignment, replay_rewards
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import Difference, Outcome, ReplayReport, StageVerdict, Through, unreadable
 from infra.store.code_version import code_version
-from infra.store.manifests import Manifest, is_committed, newest_committed, read_manifest
-from infra.store.runs import StoredRun, open_store, read_config, require_run
-from mgrpo_core.errors import ConfigError, MGRPOError, TableIntegrityError
+from infra.store.manifests import Manifest, read_manifest
+from infra.store.runs import StoredRun, open_store, require_run
+from infra.store.stored_iteration import StoredIteration, open_stored, require_committed
+from mgrpo_core.errors import MGRPOError, TableIntegrityError
 
 _CREDIT: Mapping[str, Callable[[StoredIteration], StageVerdict]] = {
     "alignment": replay_alignment,
@@ -63,26 +63,6 @@ async def replay_iteration(run: StoredRun, iteration: int, *, through: Through, 
         with _timed(seconds, "updates"):
             verdicts.extend(replay_updates(stored, cache))
     return ReplayReport(run.name, iteration, through, tuple(verdicts), _notes(stored.manifest), seconds)
-
-
-def open_stored(run: StoredRun, iteration: int) -> StoredIteration:
-    """An iteration for reading.
-
-    Raises:
-        ConfigError: it is not committed.
-        TableIntegrityError: its manifest or config is damaged.
-    """
-    require_committed(run, iteration)
-    manifest = read_manifest(run.files, run.name, iteration).manifest
-    return StoredIteration(run.files, manifest, read_config(run, manifest.config_sha256))
-
-
-def require_committed(run: StoredRun, iteration: int) -> None:
-    """Raises: ConfigError if the iteration is not committed."""
-    if not is_committed(run.files, run.name, iteration):
-        count = newest_committed(run.files, run.name) + 1
-        there = f"0 to {count - 1}" if count else "none yet"
-        raise ConfigError(f"iteration {iteration} of run {run.name!r} is not committed. Committed: {there}.")
 
 
 def _opened(run: StoredRun, iteration: int) -> tuple[StageVerdict, StoredIteration | None]:

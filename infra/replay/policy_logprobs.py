@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from infra.replay.stored_iteration import StoredIteration
 from infra.store.schemas import TRAJECTORIES
+from infra.store.stored_iteration import StoredIteration
 from infra.store.tables import stream_table
 from infra.store.trajectory_rows import list_arrays
 from infra.training.trainer import update_settings

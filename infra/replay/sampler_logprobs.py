@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from infra.replay.policy_logprobs import Sampled, logprobs_under, sampled_trajectories
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import Difference, Outcome, StageVerdict
+from infra.store.stored_iteration import StoredIteration
 from infra.training.device import training_device
 from infra.training.load_policy import load_model
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from infra.replay.sampler_logprobs import check_logprobs
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import Difference, Outcome, StageVerdict, unreadable
 from infra.replay.weights import compare_versions
 from infra.serving.core_share import cores
@@ -20,6 +19,7 @@ from infra.store.files import FileRef
 from infra.store.layout import update_file
 from infra.store.manifests import PolicyStep
 from infra.store.policies import PolicyVersion, fetch_version, require_version
+from infra.store.stored_iteration import StoredIteration
 from infra.training.orders import UpdateOrder, update_order
 from infra.training.trainer import train_policy, update_settings
 from infra.training.trajectory_share import training_trajectories

@@ -13,12 +13,11 @@ from infra.credit.advantages import advantages_table
 from infra.credit.alignment import alignment_table
 from infra.replay.credit import rescored
 from infra.replay.credit_changes import AgentChange, credit_changes
-from infra.replay.iteration import open_stored
 from infra.replay.overrides import Variation, variations
 from infra.replay.policy_changes import PolicyChange
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.verdicts import Through
 from infra.store.runs import StoredRun, open_store, require_run
+from infra.store.stored_iteration import StoredIteration, open_stored
 from mgrpo_core.config import RunConfig
 
 

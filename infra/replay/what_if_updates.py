@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from infra.replay.policy_changes import PolicyChange
 from infra.replay.policy_logprobs import logprobs_under, sampled_trajectories
-from infra.replay.stored_iteration import StoredIteration
 from infra.replay.updates import PolicyInputs, made_version, policy_inputs, train_again, update_threads
 from infra.store.layout import update_file
 from infra.store.policies import fetch_version
+from infra.store.stored_iteration import StoredIteration
 from infra.training.device import training_device
 from infra.training.load_policy import load_model
 from infra.training.trainer import update_settings

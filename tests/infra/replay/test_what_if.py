@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from infra.replay.iteration import open_stored
 from infra.replay.overrides import variations
 from infra.replay.render_what_if import render_what_if, what_if_markdown
 from infra.replay.what_if import WhatIf, advantages_under, what_if_stored
@@ -19,6 +18,7 @@ from infra.replay.what_if_picture import what_if_png
 from infra.store.runs import open_store, require_run
 from infra.store.schemas import TRAJECTORIES
 from infra.store.staging import stage_group
+from infra.store.stored_iteration import open_stored
 from infra.store.tables import read_table
 from infra.store.trajectory_rows import trajectories_of
 from mgrpo_core.errors import ConfigError

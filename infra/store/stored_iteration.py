@@ -1,4 +1,4 @@
-"""A committed iteration as a replay reads it: manifest, config, and where its tables are. Nothing is ever written."""
+"""A committed iteration as its readers have it: manifest, config, and where its tables are. Nothing is ever written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ import pyarrow as pa
 
 from infra.store import layout
 from infra.store.files import FileRef, StoreFiles
-from infra.store.manifests import Manifest
+from infra.store.manifests import Manifest, is_committed, newest_committed, read_manifest
+from infra.store.runs import StoredRun, read_config
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, QUERIES, REWARDS, TableSchema
 from infra.store.tables import read_table
 from mgrpo_core.config import RunConfig
-from mgrpo_core.errors import TableIntegrityError
+from mgrpo_core.errors import ConfigError, TableIntegrityError
 from mgrpo_core.trajectories import Query
 
 _SMALL: Mapping[str, TableSchema] = {
@@ -65,6 +66,26 @@ class StoredIteration:
     def all_shards(self) -> dict[str, tuple[FileRef, ...]]:
         """The same of every agent."""
         return {agent: self.shards(agent) for agent in self.config.agents}
+
+
+def open_stored(run: StoredRun, iteration: int) -> StoredIteration:
+    """An iteration for reading.
+
+    Raises:
+        ConfigError: it is not committed.
+        TableIntegrityError: its manifest or config is damaged.
+    """
+    require_committed(run, iteration)
+    manifest = read_manifest(run.files, run.name, iteration).manifest
+    return StoredIteration(run.files, manifest, read_config(run, manifest.config_sha256))
+
+
+def require_committed(run: StoredRun, iteration: int) -> None:
+    """Raises: ConfigError if the iteration is not committed."""
+    if not is_committed(run.files, run.name, iteration):
+        count = newest_committed(run.files, run.name) + 1
+        there = f"0 to {count - 1}" if count else "none yet"
+        raise ConfigError(f"iteration {iteration} of run {run.name!r} is not committed. Committed: {there}.")
 
 
 def _shard(prefix: str, place: tuple[str, int], agent: str, number: int) -> str:
