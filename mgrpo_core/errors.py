@@ -51,6 +51,10 @@ class IncompleteIterationError(InfrastructureError):
     """Too many rollouts failed for the iteration to be trained on."""
 
 
+class HistoryRewrittenError(MGRPOError, RuntimeError):
+    """A chat template rewrites earlier turns at more prompts than the config accepts."""
+
+
 class UpdateFailedError(InfrastructureError):
     """A policy's update on its work pool failed, was cancelled, or took too long."""
 

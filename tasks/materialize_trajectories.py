@@ -6,10 +6,11 @@ from collections import Counter
 import numpy as np
 
 from infra.resources import RunResources
+from infra.store.rewritten_prompts import REWRITING_COLUMNS, next_prompts_of
 from infra.store.schemas import TRAJECTORIES
 from infra.store.staging import materialize
 from infra.store.tables import read_table
-from mgrpo_core.errors import IncompleteIterationError
+from mgrpo_core.errors import HistoryRewrittenError, IncompleteIterationError
 from mgrpo_core.trajectories import Status
 from tasks.iteration_ref import IterationRef
 from tasks.stage import stage
@@ -23,6 +24,7 @@ async def materialize_trajectories(resources: RunResources, at: IterationRef) ->
     Raises:
         IncompleteIterationError: rollouts are unaccounted for, too many ended by a failure of ours, or too many calls
             were refused.
+        HistoryRewrittenError: a chat template rewrites more than the config accepts.
     """
     shards = await asyncio.to_thread(
         materialize,
@@ -36,6 +38,7 @@ async def materialize_trajectories(resources: RunResources, at: IterationRef) ->
     _require_enough(resources, at, tables)
     for agent in resources.config.agents:
         _require_working_calls(resources, at, tables, agent)
+        _require_kept_history(resources, at, tables, agent)
     return tables
 
 
@@ -74,3 +77,31 @@ def _require_working_calls(resources: RunResources, at: IterationRef, tables: Tr
             f"{at.label}: {len(refused)} of {len(errors)} calls of {agent!r} were refused; at most {bound:.0%} may be "
             f"(rollout.max_tool_error_share). No update was made. Most frequent: {', '.join(reasons)}."
         )
+
+
+def _require_kept_history(resources: RunResources, at: IterationRef, tables: TrajectoryTables, agent: str) -> None:
+    """Refuse an iteration in which an agent's prompts mostly do not extend what its policy sampled.
+
+    What is trained would still be what was sampled, in the context that it was sampled in. But each rewritten prompt is
+    a segment of its own, computed whole once more, and no server's prefix cache holds it: nobody should pay that
+    unawares.
+    """
+    bound = resources.config.rollout.max_rewritten_share
+    columns = [*REWRITING_COLUMNS, "query_id", "rollout_index", "agent_path"]
+    rows = read_table(resources.files, tables.paths(agent), TRAJECTORIES, columns)
+    prompts = next_prompts_of(rows)
+    if prompts.share is None or prompts.first is None or prompts.share <= bound:
+        return
+    row, turn = prompts.first
+    seen = rows.select(columns[len(REWRITING_COLUMNS) :]).slice(row, 1).to_pylist()[0]
+    policy = resources.config.agents[agent].policy
+    raise HistoryRewrittenError(
+        f"{at.label}: {prompts.rewritten} of {prompts.count} later prompts of {agent!r} ({prompts.share:.0%}) do not "
+        f"extend, id for id, what policy {policy!r} had seen and sampled; at most {bound:.0%} may be so "
+        f"(rollout.max_rewritten_share). No update was made. The chat template of policies.{policy}.init "
+        f"({resources.config.policies[policy].init}) rewrites earlier turns, first at turn {turn + 1} of "
+        f"{seen['agent_path']}, query {seen['query_id']!r}, rollout {seen['rollout_index']}. Either give the policy's "
+        "tokenizer a template that keeps what was said, reasoning included, and start a new run; or accept it, with "
+        "rollout.max_rewritten_share: 1, and start again: the rollouts are kept, and each rewritten prompt is trained "
+        "as a segment of its own, at the cost of computing it once more."
+    )

@@ -8,6 +8,7 @@ import numpy as np
 
 from infra.resources import RunResources
 from infra.store.files import FileRef
+from infra.store.rewritten_prompts import next_prompts_of
 from infra.store.schemas import ADVANTAGES, ALIGNMENT, REWARDS, TRAJECTORIES
 from infra.store.tables import read_table
 from infra.store.trajectory_rows import OUTCOME_COLUMNS, trajectories_of
@@ -93,9 +94,9 @@ def _credit_metrics(agent: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def _rollout_metrics(agent: str, resources: RunResources, tables: TrajectoryTables) -> dict[str, float]:
-    counts = count_trajectories(
-        trajectories_of(read_table(resources.files, tables.paths(agent), TRAJECTORIES, OUTCOME_COLUMNS))
-    )
+    outcomes = read_table(resources.files, tables.paths(agent), TRAJECTORIES, OUTCOME_COLUMNS)
+    counts = count_trajectories(trajectories_of(outcomes))
+    rewritten_share = next_prompts_of(outcomes).share
     sampled = read_table(resources.files, tables.paths(agent), TRAJECTORIES, ["sampled_tokens", "tokens"])
     metrics = {
         f"{agent}/infra_failed": float(counts.infra_failed),
@@ -104,6 +105,8 @@ def _rollout_metrics(agent: str, resources: RunResources, tables: TrajectoryTabl
         f"{agent}/truncated_turns": float(counts.truncated_turns),
         f"{agent}/refused_calls_share": counts.refused_share,
     }
+    if rewritten_share is not None:
+        metrics[f"{agent}/rewritten_share"] = rewritten_share
     if counts.trajectories:
         tokens = sampled.column("sampled_tokens").to_numpy()
         metrics[f"{agent}/turns_mean"] = counts.turns / counts.trajectories

@@ -20,7 +20,7 @@ _NOT_LINEAGE: dict[str, Any] = {
     "evaluation": True,
     "execution": True,
     "tracking": True,
-    "rollout": {"concurrency", "reply_deadline_s"},
+    "rollout": {"concurrency", "reply_deadline_s", "max_rewritten_share"},
     "agents": {"__all__": {"concurrency"}},
     "policies": {"__all__": {"servers", "serving"}},
 }

@@ -28,6 +28,11 @@ class RolloutConfig(Section):
     """Share of rollouts that must end without an infrastructure failure; below it the iteration fails."""
     max_tool_error_share: float = Field(default=1.0, ge=0, le=1)
     """Share of tool calls and delegations that may be refused; above it the iteration fails."""
+    max_rewritten_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of an agent's later prompts that its chat template may rewrite; above it the iteration fails; 1 = any.
+
+    0.1: a template that keeps history rewrites none but the odd reply, one that drops reasoning nearly all.
+    """
     max_depth: int = Field(default=4, ge=0)
     """Levels of sub-agents under the main agent."""
     max_delegations: int = Field(default=256, ge=0)
