@@ -158,3 +158,32 @@ def full_logits_logprobs(
     logp = (logits / temperature).log_softmax(-1)
     chosen = logp.gather(1, torch.tensor(list(token_ids)[1:])[:, None])[:, 0]
     return chosen, -(logp.exp() * logp).sum(-1)
+
+
+def left_out_by_loop(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    rollouts: Sequence[int],
+    keys: Sequence[int],
+    gone: int,
+    *,
+    d: int,
+    mode: str,
+    normalization: str,
+    eps: float,
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Weights and advantages by row, of a whole batch in which the row `gone` never was."""
+    rows = [row for row in range(len(rewards)) if row != gone]
+    weights = dict.fromkeys(rows, 0.0)
+    for slot in align_by_loop([rollouts[row] for row in rows], keys, d, mode):
+        if slot.member >= 0:
+            weights[rows[slot.member]] += slot.weight
+    members = {group: [row for row in rows if groups[row] == group and weights[row]] for group in set(groups)}
+    columns = {group: ([rewards[row] for row in of], [weights[row] for row in of]) for group, of in members.items()}
+    batch_std = batch_std_of(list(columns.values()))
+    advantages = dict.fromkeys(rows, 0.0)
+    for group, of in members.items():
+        if len(of) > 1:
+            found = advantages_of_group(*columns[group], normalization, eps, batch_std)
+            advantages.update(zip(of, found, strict=True))
+    return weights, advantages

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from infra.replay.policy_changes import PolicyChange
 from infra.replay.policy_logprobs import logprobs_under, sampled_trajectories
@@ -22,8 +22,7 @@ from infra.training.device import training_device
 from infra.training.load_policy import load_model
 from infra.training.trainer import update_settings
 from mgrpo_core.config import RunConfig
-from mgrpo_core.update.dropout import dropout_off
-from mgrpo_core.update.gradients import Gradients
+from mgrpo_core.update.gradient_shares import Gradient, LossGradient, gradient_cosine, gradient_norm
 from mgrpo_core.update.training_trajectory import TrainingTrajectory
 
 _CREDIT = ("trajectory_id", "agent", "advantage", "weight", "included")
@@ -43,7 +42,7 @@ class StoredUpdate:
 
     inputs: PolicyInputs
     made: Path
-    gradient: list[Tensor] | None
+    gradient: Gradient | None
     clip_fraction: float
 
 
@@ -81,7 +80,7 @@ def policy_change(
         kl = approx_kl(stored, policy, update.made, updated)
     return PolicyChange(
         policy=policy,
-        cosine=_cosine(update.gradient, gradient),
+        cosine=None if update.gradient is None or gradient is None else gradient_cosine(update.gradient, gradient),
         stored_norm=_norm(update.gradient),
         norm=_norm(gradient),
         stored_clip_fraction=update.clip_fraction,
@@ -107,27 +106,17 @@ def credited(stored: StoredIteration, config: RunConfig, policy: str, advantages
     ]
 
 
-def gradient_of(
-    inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]
-) -> list[Tensor] | None:
+def gradient_of(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]) -> Gradient | None:
     """Gradient of the loss over all trajectories as one batch, at the version that sampled; None without signal."""
-    taking_part = sorted((one for one in trajectories if one.weight > 0), key=lambda one: one.trajectory_id)
-    if not any(one.advantage for one in taking_part):
-        return None
+    loss = loss_gradient(inputs, config, trajectories)
+    return loss.whole() if loss.has_signal else None
+
+
+def loss_gradient(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]) -> LossGradient:
+    """The loss of an update, at the version that sampled."""
     settings = update_settings(config.loss, config.update, config.policies[inputs.policy])
-    model = _loaded(inputs.source)
     reference = None if inputs.reference is None else _loaded(inputs.reference)
-    gradients = Gradients(model, reference, taking_part, settings)
-    everything = range(len(taking_part))
-    denominators = gradients.denominators(everything)
-    with dropout_off(model), dropout_off(reference or nn.Identity()):
-        for segments in gradients.plan(everything).micro_batches:
-            torch.autograd.backward(gradients.loss(segments, denominators).total)
-    return [
-        (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().cpu()
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
+    return LossGradient(_loaded(inputs.source), reference, trajectories, settings)
 
 
 def approx_kl(stored: StoredIteration, policy: str, one: Path, other: Path) -> float:
@@ -149,15 +138,8 @@ def _loaded(folder: Path) -> nn.Module:
     return cast("Any", load_model(folder, torch.float32)).to(training_device())
 
 
-def _norm(gradient: list[Tensor] | None) -> float:
-    return 0.0 if gradient is None else sum(float(part.double().square().sum()) for part in gradient) ** 0.5
-
-
-def _cosine(one: list[Tensor] | None, other: list[Tensor] | None) -> float | None:
-    if one is None or other is None or not _norm(one) or not _norm(other):
-        return None
-    dot = sum(float((a.double() * b.double()).sum()) for a, b in zip(one, other, strict=True))
-    return dot / (_norm(one) * _norm(other))
+def _norm(gradient: Gradient | None) -> float:
+    return 0.0 if gradient is None else gradient_norm(gradient)
 
 
 def _clip_fraction(figures: dict[str, float]) -> float:
