@@ -175,14 +175,29 @@ def read_table(
 
 
 def stream_table(
-    files: StoreFiles, path: str, schema: TableSchema, columns: Sequence[str] | None = None
+    files: StoreFiles,
+    path: str,
+    schema: TableSchema,
+    columns: Sequence[str] | None = None,
+    *,
+    holding: tuple[str, Any] | None = None,
 ) -> Iterator[pa.Table]:
-    """The same, a row group at a time."""
+    """The same, a row group at a time.
+
+    Args:
+        files: the store.
+        path: the file.
+        schema: what the table is.
+        columns: None = all.
+        holding: a required column and a value: row groups that cannot hold it, by their statistics, are not read.
+    """
     fields = _fields(schema, columns)
     with open_table(files, path, schema) as parquet:
         there = set(parquet.schema_arrow.names)
         names = [field.name for field in fields if field.name in there]
         for group in range(parquet.num_row_groups):
+            if holding is not None and not _may_hold(parquet, group, *holding):
+                continue
             try:
                 read = parquet.read_row_group(group, columns=names)
             except (pa.ArrowException, OSError) as error:
@@ -200,6 +215,13 @@ def stream_table(
                         "Restore the file."
                     )
             yield pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _may_hold(parquet: pq.ParquetFile, group: int, column: str, value: Any) -> bool:
+    row_group = parquet.metadata.row_group(group)
+    leaves = (row_group.column(leaf) for leaf in range(row_group.num_columns))
+    statistics = next(leaf.statistics for leaf in leaves if leaf.path_in_schema == column)
+    return statistics is None or not statistics.has_min_max or statistics.min <= value <= statistics.max
 
 
 def _fields(schema: TableSchema, columns: Sequence[str] | None) -> list[pa.Field]:
