@@ -10,8 +10,11 @@ from prefect.artifacts import acreate_image_artifact, acreate_markdown_artifact,
 from infra.resources import RunResources
 from infra.store.manifests import CommittedManifest
 from infra.tracking.curves import curves_png
+from infra.tracking.mismatch import growing_mismatch, mismatch_advice
 from infra.tracking.summary import IterationSummary, PolicyChange, console_line, markdown_summary, table_rows
 from infra.tracking.tracker import IterationRecord
+from mgrpo_core.errors import StoreError
+from mgrpo_core.update.mismatch_growth import MismatchGrowth
 from tasks.logs import stage_logger
 from tasks.stage import stage
 
@@ -26,6 +29,8 @@ async def report_iteration(
     """One line of the numbers that matter, MLflow, and Prefect artifacts: summary, table, and the curves."""
     manifest = committed.manifest
     config = resources.config
+    drifting = await asyncio.to_thread(_drifting, resources, manifest.iteration)
+    advice = tuple(mismatch_advice(policy, growth, config, metrics) for policy, growth in drifting.items())
     summary = IterationSummary(
         run=manifest.run,
         iteration=manifest.iteration,
@@ -45,10 +50,14 @@ async def report_iteration(
             "code": manifest.code_version,
             **_tracked_at(resources),
         },
+        drifting=drifting,
+        advice=advice,
     )
     line = console_line(summary)
     resources.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
     stage_logger().info(line)
+    for sentence in advice:
+        stage_logger().warning(sentence)
     tell_tracker(resources, committed, metrics)
     try:
         await acreate_markdown_artifact(markdown_summary(summary), key="mgrpo-iteration-summary")
@@ -56,6 +65,14 @@ async def report_iteration(
         await _picture(resources, manifest.iteration)
     except Exception as error:
         stage_logger().warning("Artifacts of iteration %s are missing: %s", manifest.iteration, error)
+
+
+def _drifting(resources: RunResources, iteration: int) -> dict[str, MismatchGrowth]:
+    try:
+        return growing_mismatch(resources.history, iteration, resources.config.trained_policies)
+    except StoreError as error:
+        stage_logger().warning("Whether sampler and trainer drift apart cannot be told: %s", error)
+        return {}
 
 
 def _tracked_at(resources: RunResources) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from infra.tracking.finite import finite_or_none
+from mgrpo_core.update.mismatch_growth import MismatchGrowth
 
 MOST_ROWS = 200  # a table artifact is one database row, which the Prefect UI loads whole
 MISSING = "–"
@@ -28,6 +29,8 @@ class IterationSummary:
         metrics: by the names of docs/metrics.md; one that is not there was not measured.
         changes: by policy.
         provenance: label -> text, such as where the store is and which code ran.
+        drifting: policies whose sampler and trainer drift apart.
+        advice: what to do about it, in sentences.
     """
 
     run: str
@@ -38,6 +41,8 @@ class IterationSummary:
     metrics: Mapping[str, float]
     changes: Mapping[str, PolicyChange]
     provenance: Mapping[str, str] = field(default_factory=dict)
+    drifting: Mapping[str, MismatchGrowth] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -69,7 +74,7 @@ def concerns(summary: IterationSummary) -> tuple[str, ...]:
 
     Rollouts that our side lost; more than 5 % of rollouts beyond d, where alignment drops trajectories; 90 % or more
     of the groups without variance, or of the rollouts without a delegation, where little can be learned; a policy that
-    took no step; metrics that are NaN or infinite.
+    took no step, or whose sampler and trainer drift apart; metrics that are NaN or infinite.
     """
     return tuple(_concerns(summary))
 
@@ -88,6 +93,8 @@ def _concerns(summary: IterationSummary) -> Iterable[str]:
     for policy, change in summary.changes.items():
         if change.before == change.after:
             yield f"policy {policy} took no step"
+        if growth := summary.drifting.get(policy):
+            yield f"policy {policy}: mismatch grows, {growth.earlier:.3g} → {growth.recent:.3g}"
     if odd := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
         yield f"not finite: {', '.join(odd[:3])}{f' and {len(odd) - 3} more' if len(odd) > 3 else ''}"
 
@@ -95,7 +102,8 @@ def _concerns(summary: IterationSummary) -> Iterable[str]:
 _AGENT_COLUMNS = ("trajectories", "reward", "format", "correct", "main_correct", "expert", "invocations_mean")
 _AGENT_COLUMNS += ("zero_variance_groups", "infra_failed", "policy_failed", "sampled_tokens_mean")
 _POLICY_COLUMNS = ("loss", "grad_norm", "approx_kl", "clip_fraction_low", "clip_fraction_high", "entropy")
-_POLICY_COLUMNS += ("mismatch_mean", "optimizer_steps", "lr")
+_POLICY_COLUMNS += ("mismatch_mean", "mismatch_max", "effective_sample_share", "corrected_share")
+_POLICY_COLUMNS += ("optimizer_steps", "lr")
 
 
 def markdown_summary(summary: IterationSummary) -> str:
@@ -109,7 +117,7 @@ def markdown_summary(summary: IterationSummary) -> str:
         "",
     ]
     if odd := concerns(summary):
-        lines += [*(f"- **{_cell(concern)}**" for concern in odd), ""]
+        lines += [*(f"- **{_cell(concern)}**" for concern in odd), *(f"- {_cell(one)}" for one in summary.advice), ""]
     lines += _table("agent", {agent: f"{agent}/" for agent in summary.agents}, _AGENT_COLUMNS, metrics, {})
     versions = {policy: f"{change.before} → {change.after}" for policy, change in summary.changes.items()}
     owners = {policy: f"update/{policy}/" for policy in summary.changes}

@@ -113,6 +113,7 @@ class Gradients:
             advantage_N=as_tensor([self.trajectories[index].advantage for index in here]),
             weight_N=as_tensor([self.trajectories[index].weight for index in here]),
             length_N=as_tensor([self._lengths[index] for index in here]),
+            old_logprobs_of=self._settings.old_logprobs,
         )
         return policy_loss(batch, denominators, self._settings.loss)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from mgrpo_core.errors import ConfigError, ShapeError
 from mgrpo_core.update.loss_settings import ClipRange, Correction, KLEstimator, LossSettings
 from mgrpo_core.update.metric_sums import MetricSums, ratio_sums
+from mgrpo_core.update.update_settings import OldLogprobs
 
 _LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8: beyond it float32 overflows soon, and no ratio means anything
 
@@ -53,6 +54,8 @@ class LossBatch:
         advantage_N: advantage of each trajectory, the same at every token.
         weight_N: multiplicity of each trajectory.
         length_N: sampled tokens of the whole trajectory, those in other micro-batches included.
+        old_logprobs_of: who computed `old_logprobs_BT`. Where the sampler did, there is nothing left to correct, and
+            the mismatch is that of the policy as it stands.
     """
 
     logprobs_BT: Tensor
@@ -65,6 +68,7 @@ class LossBatch:
     advantage_N: Tensor
     weight_N: Tensor
     length_N: Tensor
+    old_logprobs_of: OldLogprobs = "trainer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,9 @@ def policy_loss(batch: LossBatch, denominators: Denominators, settings: LossSett
     surrogate_BT = clipped_surrogate(ratio_BT, advantage_B1, settings.clip)
 
     known_BT = mask_BT & torch.isfinite(batch.sampler_logprobs_BT)
-    gap_BT = torch.where(known_BT, old_BT - _masked(batch.sampler_logprobs_BT, known_BT), 0.0)
+    sampler_BT = _masked(batch.sampler_logprobs_BT, known_BT)
+    gap_BT = torch.where(known_BT, old_BT - sampler_BT, 0.0)
+    trainer_BT = old_BT if batch.old_logprobs_of == "trainer" else new_BT.detach()
     correction_BT = importance_correction(gap_BT, batch, settings.correction)
 
     token_loss_BT = correction_BT * surrogate_BT
@@ -153,6 +159,7 @@ def policy_loss(batch: LossBatch, denominators: Denominators, settings: LossSett
         entropy_BT=entropy_BT.detach(),
         kl_BT=None if kl_BT is None else kl_BT.detach(),
         gap_BT=gap_BT,
+        mismatch_BT=torch.where(known_BT, trainer_BT - sampler_BT, 0.0),
         known_BT=known_BT,
         correction_BT=correction_BT,
         correction=settings.correction,

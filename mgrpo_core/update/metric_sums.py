@@ -42,7 +42,7 @@ SUM_NAMES = (
     "ratio",
     "entropy",
     "ref_kl",
-    "gap",
+    "mismatch",
     "known",
     "importance",
     "importance_squared",
@@ -51,7 +51,7 @@ SUM_NAMES = (
     "tokens",
     "missing",
 )
-MAX_NAMES = ("ratio", "gap")
+MAX_NAMES = ("ratio", "mismatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class LossMetrics:
         ratio_max: its maximum.
         entropy: nats a token.
         ref_kl: KL(policy || reference), nats a token, by the estimator of the settings; 0 without a reference.
-        mismatch_mean: mean |old - sampler log-prob|, nats, over tokens for which the sampler reported one. 0 where the
-            sampler's own log-probs are the old ones: `approx_kl` shows the gap then.
+        mismatch_mean: mean |old - sampler log-prob|, nats, over tokens for which the sampler reported one. Where the
+            sampler's own log-probs are the old ones: |policy - sampler|, what earlier steps moved included.
         mismatch_max: its maximum.
         effective_sample_share: (sum w)^2 / (n sum w^2) for w = pi_policy / pi_sampler a token, uncapped; in (0, 1].
         correction_mean: mean importance correction that the loss used.
@@ -113,8 +113,8 @@ def metrics_of(sums: MetricSums) -> LossMetrics:
         ratio_max=most["ratio"],
         entropy=mean("entropy"),
         ref_kl=mean("ref_kl"),
-        mismatch_mean=total["gap"] / total["known"] if total["known"] else 0.0,
-        mismatch_max=most["gap"],
+        mismatch_mean=total["mismatch"] / total["known"] if total["known"] else 0.0,
+        mismatch_max=most["mismatch"],
         effective_sample_share=total["importance"] ** 2 / (total["weight"] * total["importance_squared"]),
         correction_mean=mean("correction"),
         corrected_share=mean("limited"),
@@ -138,14 +138,16 @@ def ratio_sums(
     entropy_BT: Tensor,
     kl_BT: Tensor | None,
     gap_BT: Tensor,
+    mismatch_BT: Tensor,
     known_BT: Tensor,
     correction_BT: Tensor,
     correction: Correction,
 ) -> MetricSums:
-    """Sums of one micro-batch. `weight_BT`, the log-ratio and the gap are 0 where masked; all are detached."""
+    """Sums of one micro-batch. `weight_BT`, log-ratio, gap and mismatch are 0 where masked; all are detached."""
     double = torch.float64
     weight = weight_BT.to(double)
     log_ratio, gap, ratio = log_ratio_BT.to(double), gap_BT.to(double), ratio_BT.to(double)
+    mismatch = mismatch_BT.to(double).abs()
     low = (advantage_BT < 0) & (ratio_BT < 1 - clip.low)
     high = (advantage_BT > 0) & (ratio_BT > 1 + clip.high)
     dual = (advantage_BT < 0) & (ratio_BT > clip.dual) if clip.dual is not None else torch.zeros_like(low)
@@ -167,7 +169,7 @@ def ratio_sums(
         "ratio": ratio,
         "entropy": entropy_BT.to(double),
         "ref_kl": nothing if kl_BT is None else kl_BT.to(double),
-        "gap": gap.abs(),
+        "mismatch": mismatch,
         "known": known_BT,
         "importance": importance,
         "importance_squared": importance.square(),
@@ -176,5 +178,5 @@ def ratio_sums(
     }
     sums = [(weight * terms[name]).sum() for name in SUM_NAMES if name in terms]
     sums += [mask_BT.sum().to(double), (mask_BT & ~known_BT).sum().to(double)]
-    maxima = torch.stack([(ratio * mask_BT).max(), gap.abs().max()]) if mask_BT.numel() else nothing.new_zeros(2)
+    maxima = torch.stack([(ratio * mask_BT).max(), mismatch.max()]) if mask_BT.numel() else nothing.new_zeros(2)
     return MetricSums(torch.stack(sums), maxima)

@@ -215,6 +215,9 @@ def test_sampler_logprobs_as_old_ones_give_their_ratio():
     n = one.sampled_tokens
     assert metrics.ratio_mean == pytest.approx(((n - 1) * math.exp(0.1) + 1) / n, rel=1e-9)
     assert metrics.missing_sampler_tokens == 1
+    # the mismatch is reported although there is nothing left to correct
+    assert (metrics.mismatch_mean, metrics.mismatch_max) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert metrics.correction_mean == 1
 
 
 def test_mismatch_and_correction_see_what_the_sampler_reported():
