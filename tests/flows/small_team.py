@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from infra.quickstart.tokenizers import END_OF_TURN, build_tokenizer
 
@@ -31,32 +31,48 @@ MAIN_SAYS = {ask("searcher"): 0.55, RED: 0.2, BLUE: 0.2, MALFORMED: 0.05}
 SUB_SAYS = {RED: 0.45, BLUE: 0.45, MALFORMED: 0.1}
 
 _HIDDEN = 32
+SIZE = {
+    "hidden_size": _HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 _CERTAIN = 14.0  # logit above the vocabulary's others, of which there are about 300: they come once in 4,000 tokens
 
 
 def save_policy(folder: Path, says: Mapping[str, float], *, seed: int) -> Path:
     """A policy whose every turn is one of `says`, with these probabilities."""
     tokenizer = build_tokenizer(["red blue which colour is it"], list(says), 300)
-    prompt_end = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)[-1]
-    end_of_turn = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    actions = {tokenizer.convert_tokens_to_ids(text): share for text, share in says.items()}
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
+            **SIZE,
             vocab_size=len(tokenizer),
-            hidden_size=_HIDDEN,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=32,
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-            eos_token_id=end_of_turn,
+            eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    prompt_end = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)[-1]
+    say_nothing_else(model, tokenizer, says, prompt_end, tokenizer.convert_tokens_to_ids(END_OF_TURN))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def say_nothing_else(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    says: Mapping[str, float],
+    prompt_end: int,
+    end_of_turn: int,
+) -> None:
+    """Set embedding and head, so that after `prompt_end` comes one of `says`, and after that `end_of_turn`."""
+    actions = {tokenizer.convert_tokens_to_ids(text): share for text, share in says.items()}
     with torch.no_grad():
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         # Direction 0: an action is due; 1: the turn ends; 2: anything else. The layers add their small noise to it.
@@ -67,9 +83,6 @@ def save_policy(folder: Path, says: Mapping[str, float], *, seed: int) -> Path:
         head[end_of_turn, 1] = _CERTAIN / unit
         for action, share in actions.items():
             head[action, 0] = (_CERTAIN + math.log(share)) / unit
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def save_policies(folder: Path) -> Path:
