@@ -1,4 +1,4 @@
-"""A policy of another family than the rest of the small team: Llama, with a tokenizer and a template in Llama 3's manner.
+"""A policy of another family than the rest of the small team: Llama, with tokenizer and template as Llama 3 has them.
 
 Other ids for the same text, control tokens of other names at the end of the vocabulary and not at its beginning, a BOS
 that the template writes, and an EOS that is not what ends a turn.

@@ -25,6 +25,7 @@ class PlayedServer:
     """Policy `main` with the weights that a probe is of, on a free port.
 
     Attributes:
+        name: under which it serves.
         spoil: what it does instead of answering honestly.
         asked: routes, in their order.
         headers: of the last request.
@@ -35,6 +36,7 @@ class PlayedServer:
         self.asked: list[str] = []
         self.bodies: list[Any] = []
         self.headers: dict[str, str] = {}
+        self.name = "main"
         self.label = "default"
         self.context = CONTEXT
         self.probe = probe
@@ -103,7 +105,7 @@ class PlayedServer:
     def _honest(self, route: str, body: Any) -> Any:
         match route:
             case "/v1/models":
-                return {"data": [{"id": "main", "max_model_len": self.context}]}
+                return {"data": [{"id": self.name, "max_model_len": self.context}]}
             case "/tokenize":
                 return {"tokens": self._text_ids}
             case "/weight_info":
