@@ -28,9 +28,10 @@ from infra.team import team_of
 from infra.tracking.history import RunHistory
 from infra.tracking.mlflow_tracker import MlflowTracker, local_uri
 from infra.tracking.tracker import MemoryTracker, Tracker
+from infra.training.adapters import require_targets
 from infra.training.load_policy import load_policy, load_tokenizer
 from infra.training.policy_source import initial_folder
-from mgrpo_core.config import RunConfig
+from mgrpo_core.config import PolicyConfig, RunConfig
 from mgrpo_core.dialogue.template import ChatTemplate, ChatTokenizer
 from mgrpo_core.errors import ConfigError
 from mgrpo_core.rewards.verifiers import Verifier, verifier_of
@@ -161,7 +162,7 @@ def open_resources(
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mgrpo-policies-")))
         resources = RunResources(StoredRun(files, name), config, progress, cache)
         stack.callback(resources.close)
-        new = {policy: _checked_source(init) for policy, init in _missing_policies(resources)}
+        new = {name: _checked_source(config.policies[name]) for name, _ in _missing_policies(resources)}
         create_or_open_run(files, name, config, accept_config_change=accept_config_change)
         if new:
             with creating_run(files, name, Owner.this_process(f"the start of {name}")):
@@ -201,12 +202,14 @@ def _publish_first_versions(resources: RunResources, sources: Mapping[str, Path]
         )
 
 
-def _checked_source(init: str) -> Path:
-    """The folder of a version 0, loadable and with a chat template that rollouts can use.
+def _checked_source(policy: PolicyConfig) -> Path:
+    """The folder of a version 0, loadable, with a chat template that rollouts can use, and with a place for an adapter.
 
     Raises: ConfigError, TemplateError.
     """
-    source = initial_folder(init)
-    _, tokenizer = load_policy(source, torch.float32)
+    source = initial_folder(policy.init)
+    model, tokenizer = load_policy(source, torch.float32)
     ChatTemplate(cast("ChatTokenizer", tokenizer))
+    if policy.lora is not None:
+        require_targets(model, policy.lora)
     return source

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from infra.replay.sampler_logprobs import check_logprobs
@@ -35,14 +36,20 @@ class PolicyInputs:
     """What a policy's update started from: the stored version, downloaded and verified.
 
     Attributes:
+        iteration: whose update it is.
         reference: folder of version 0, where the loss has a KL term.
     """
 
+    iteration: int
     policy: str
     step: PolicyStep
     version: PolicyVersion
     source: Path
     reference: Path | None
+
+    def rng(self, config: RunConfig) -> np.random.Generator:
+        """The update's, from its beginning."""
+        return rng_of(config.seed, "update", self.iteration, self.policy)
 
 
 def replay_updates(stored: StoredIteration, cache: Path) -> Iterator[StageVerdict]:
@@ -74,11 +81,12 @@ def policy_inputs(stored: StoredIteration, config: RunConfig, policy: str, cache
     reference = None
     if config.loss.kl.coefficient:
         reference = fetch_version(stored.files, require_version(stored.files, run, policy, step.folder, 0), cache)
-    return PolicyInputs(policy, step, version, fetch_version(stored.files, version, cache), reference)
+    source = fetch_version(stored.files, version, cache)
+    return PolicyInputs(stored.manifest.iteration, policy, step, version, source, reference)
 
 
 def train_again(
-    inputs: PolicyInputs, config: RunConfig, iteration: int, trajectories: list[TrainingTrajectory], target: Path
+    inputs: PolicyInputs, config: RunConfig, trajectories: list[TrainingTrajectory], target: Path
 ) -> UpdateMetrics:
     """The update's own path, in one process, into an empty folder."""
     policy = config.policies[inputs.policy]
@@ -88,7 +96,7 @@ def train_again(
         trajectories,
         policy,
         update_settings(config.loss, config.update, policy),
-        rng=rng_of(config.seed, "update", iteration, inputs.policy),
+        rng=inputs.rng(config),
         reference=inputs.reference,
     )
 
@@ -137,7 +145,7 @@ def _replay_update(stored: StoredIteration, inputs: PolicyInputs, cache: Path) -
     with tempfile.TemporaryDirectory(prefix="mgrpo-replay-") as scratch:
         target = Path(scratch)
         trajectories = training_trajectories(stored.files, stored.config, order)
-        metrics = train_again(inputs, stored.config, stored.manifest.iteration, trajectories, target)
+        metrics = train_again(inputs, stored.config, trajectories, target)
         if not metrics.optimizer_steps:
             verdict = _untrained(stage, step)
         elif step.to_version == step.from_version:

@@ -15,12 +15,13 @@ from torch import nn
 from infra.replay.policy_changes import PolicyChange
 from infra.replay.policy_logprobs import logprobs_under, sampled_trajectories
 from infra.replay.updates import PolicyInputs, made_version, policy_inputs, train_again, update_threads
+from infra.store.adapter_folder import is_adapter, link_base, whole_folder
 from infra.store.layout import update_file
 from infra.store.policies import fetch_version
 from infra.store.stored_iteration import StoredIteration
 from infra.training.device import training_device
-from infra.training.load_policy import load_model
-from infra.training.trainer import update_settings
+from infra.training.load_policy import load_model, load_trained
+from infra.training.trainer import adapter_seed, update_settings
 from mgrpo_core.config import RunConfig
 from mgrpo_core.update.gradient_shares import Gradient, LossGradient, gradient_cosine, gradient_norm
 from mgrpo_core.update.training_trajectory import TrainingTrajectory
@@ -75,8 +76,10 @@ def policy_change(
     trajectories = credited(stored, config, policy, advantages)
     with update_threads(config), tempfile.TemporaryDirectory(prefix="mgrpo-replay-") as scratch:
         gradient = gradient_of(inputs, config, trajectories)
-        metrics = train_again(inputs, config, stored.manifest.iteration, trajectories, Path(scratch))
+        metrics = train_again(inputs, config, trajectories, Path(scratch))
         updated = Path(scratch) if metrics.optimizer_steps else inputs.source
+        if is_adapter(Path(scratch)):
+            link_base(Path(scratch), whole_folder(inputs.source))
         kl = approx_kl(stored, policy, update.made, updated)
     return PolicyChange(
         policy=policy,
@@ -114,9 +117,12 @@ def gradient_of(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[
 
 def loss_gradient(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]) -> LossGradient:
     """The loss of an update, at the version that sampled."""
-    settings = update_settings(config.loss, config.update, config.policies[inputs.policy])
+    policy = config.policies[inputs.policy]
+    settings = update_settings(config.loss, config.update, policy)
     reference = None if inputs.reference is None else _loaded(inputs.reference)
-    return LossGradient(_loaded(inputs.source), reference, trajectories, settings)
+    seed = adapter_seed(policy, inputs.rng(config))
+    model = cast("Any", load_trained(inputs.source, policy.lora, torch.float32, seed)).to(training_device())
+    return LossGradient(model, reference, trajectories, settings)
 
 
 def approx_kl(stored: StoredIteration, policy: str, one: Path, other: Path) -> float:

@@ -1,18 +1,30 @@
 """Policy versions: immutable folders, complete when their version.json exists."""
 
+import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.store import layout
+from infra.store.adapter_folder import lay_on_base
 from infra.store.files import FileRef, StoreFiles
 from mgrpo_core.errors import AlreadyCommittedError, SchemaVersionError, TableIntegrityError
 
-VERSION_SCHEMA = 1
+VERSION_SCHEMA = 2
+"""2: a version may be an adapter on a base. A version that holds all weights is still written as 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBase:
+    """The version of the same policy that an adapter lies on, by number and by the hash that stands for its files."""
+
+    version: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +35,10 @@ class PolicyVersion:
         sha256: of its version.json, which names the hash of every file: one number for the whole version.
         parent_sha256: of the version it was made from; None for version 0.
         inputs_sha256: of everything the update consumed: version, tables, settings. The same inputs give this version.
+        base: of an adapter; None for a version that holds all weights.
     """
 
+    run: str
     policy: str
     folder: str
     version: int
@@ -32,6 +46,7 @@ class PolicyVersion:
     parent_sha256: str | None
     inputs_sha256: str
     files: dict[str, FileRef]
+    base: PolicyBase | None = None
 
 
 def publish_version(
@@ -44,6 +59,7 @@ def publish_version(
     *,
     parent_sha256: str | None,
     inputs_sha256: str,
+    base: PolicyBase | None = None,
 ) -> PolicyVersion:
     """Upload a local folder, all levels, as a version; its version.json last. Nothing is overwritten.
 
@@ -66,13 +82,14 @@ def publish_version(
     uploaded = {name: files.upload(path, f"{place}/{name}") for name, path in found.items()}
     files.forget(place)
     record: dict[str, Any] = {
-        "schema_version": VERSION_SCHEMA,
+        "schema_version": VERSION_SCHEMA if base else 1,
         "policy": policy,
         "folder": folder,
         "version": version,
         "parent_sha256": parent_sha256,
         "inputs_sha256": inputs_sha256,
         "files": {name: asdict(ref) for name, ref in uploaded.items()},
+        **({"base": asdict(base)} if base else {}),
     }
     data = (json.dumps(record, sort_keys=True, indent=1) + "\n").encode()
     try:
@@ -85,9 +102,8 @@ def publish_version(
                 "other inputs. Two processes train this run; stop one of them, and start again."
             ) from error
         return winner
-    return PolicyVersion(
-        policy, folder, version, hashlib.sha256(data).hexdigest(), parent_sha256, inputs_sha256, uploaded
-    )
+    sha256 = hashlib.sha256(data).hexdigest()
+    return PolicyVersion(run, policy, folder, version, sha256, parent_sha256, inputs_sha256, uploaded, base)
 
 
 def find_sound_version(files: StoreFiles, run: str, policy: str, folder: str, version: int) -> PolicyVersion | None:
@@ -121,7 +137,8 @@ def find_version(files: StoreFiles, run: str, policy: str, folder: str, version:
                 "Install a newer mgrpo."
             )
         raw["files"] = {name: FileRef(**ref) for name, ref in raw["files"].items()}
-        found = PolicyVersion(sha256=hashlib.sha256(data).hexdigest(), **raw)
+        raw["base"] = PolicyBase(**raw["base"]) if "base" in raw else None
+        found = PolicyVersion(run=run, sha256=hashlib.sha256(data).hexdigest(), **raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableIntegrityError(f"{files.uri(path)}: is no version record ({error}). Restore it.") from error
     if (found.policy, found.version) != (policy, version):
@@ -149,9 +166,26 @@ def require_version(files: StoreFiles, run: str, policy: str, folder: str, versi
     return found
 
 
+def require_base(files: StoreFiles, found: PolicyVersion, base: PolicyBase) -> PolicyVersion:
+    """The version that an adapter lies on. Raises: TableIntegrityError where it is missing, or was replaced."""
+    there = require_version(files, found.run, found.policy, found.folder, base.version)
+    if there.sha256 != base.sha256:
+        raise TableIntegrityError(
+            f"{files.uri(layout.policy_folder(found.run, found.folder, base.version))}: is {there.sha256[:12]}, but "
+            f"version {found.version} of policy {found.policy!r} is an adapter on {base.sha256[:12]}. The base was "
+            "replaced; restore it from backup."
+        )
+    return there
+
+
 def version_faults(files: StoreFiles, found: PolicyVersion) -> list[str]:
-    """What differs between a version's files and its record; every byte is read."""
+    """What differs between a version's files and its record; every byte is read, of a base its record."""
     faults = []
+    if found.base is not None:
+        try:
+            require_base(files, found, found.base)
+        except TableIntegrityError as error:
+            faults.append(str(error))
     for name, ref in found.files.items():
         try:
             sha256, size = files.sha256(ref.path)
@@ -169,22 +203,46 @@ def version_faults(files: StoreFiles, found: PolicyVersion) -> list[str]:
 def fetch_version(files: StoreFiles, found: PolicyVersion, cache: Path) -> Path:
     """The version as a local folder, verified by hash: the store's own on a local disk, else downloaded into `cache`.
 
+    An adapter gets a folder in `cache` in any case, with its base below it (see `adapter_folder`).
+
     Raises:
-        TableIntegrityError: a file differs from its record.
+        TableIntegrityError: a file differs from its record, or an adapter's base is missing or another.
     """
     place = next(iter(found.files.items()))
     folder = place[1].path.removesuffix(f"/{place[0]}")
-    if (local := files.local(folder)) is not None:
+    if (own := files.local(folder)) is not None:
         if faults := version_faults(files, found):
             raise TableIntegrityError("\n".join(faults))
-        return local
-    target = cache / found.folder / f"{found.version:08d}-{found.sha256[:12]}"
+    else:
+        own = _made_once(_cached(found, cache), lambda target: _download(files, found, target))
+    if found.base is None:
+        return own
+    base, names = _fetch_base(files, require_base(files, found, found.base), cache), tuple(found.files)
+    return _made_once(_cached(found, cache, "-on-base"), lambda target: lay_on_base(target, own, names, base))
+
+
+def _fetch_base(files: StoreFiles, base: PolicyVersion, cache: Path) -> Path:
+    """Verified once in a cache, for all the adapters on it: it is large, and they are small."""
+    place = _cached(base, cache)
+    if not place.exists() and (own := fetch_version(files, base, cache)) != place:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.symlink_to(own.absolute(), target_is_directory=True)
+    return place
+
+
+def _cached(found: PolicyVersion, cache: Path, suffix: str = "") -> Path:
+    return cache / found.folder / f"{found.version:08d}-{found.sha256[:12]}{suffix}"
+
+
+def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder that is there whole or not at all."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A folder of its own: several ranks of one machine may download the same version.
+        # A folder of its own: several ranks of one machine may make the same one.
         partial = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
         try:
-            _download(files, found, partial)
+            fill(partial)
             partial.rename(target)
         except OSError:
             if not target.exists():  # else another process was first, with the same verified bytes

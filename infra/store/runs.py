@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from infra.store import layout
 from infra.store.files import StoreFiles
 from infra.store.manifests import CommittedManifest, is_committed, newest_committed, read_manifest
-from infra.store.policies import require_version, version_faults
+from infra.store.policies import require_base, require_version, version_faults
 from infra.store.probe import probe
 from infra.store.staging import clear_staging
 from mgrpo_core.config import RunConfig
@@ -179,19 +179,23 @@ def _damage(run: StoredRun, iteration: int) -> list[_Damage]:
     damage: list[_Damage] = []
     for policy, step in manifest.policies.items():
         faults: list[str]
+        damaged = step.to_version
         try:
             version = require_version(run.files, run.name, policy, step.folder, step.to_version)
             faults = version_faults(run.files, version)
+            if not faults and version.base is not None:
+                faults = version_faults(run.files, require_base(run.files, version, version.base))
+                damaged = version.base.version if faults else damaged
             if version.sha256 != step.sha256:
                 faults.append(f"policy {policy!r} version {step.to_version} is another than the manifest's.")
         except TableIntegrityError as error:
             faults = [str(error)]
-        if faults and step.to_version == 0:
+        if faults and damaged == 0:
             raise TableIntegrityError(
                 f"version 0 of policy {policy!r} is damaged, and every iteration stands on it: {' '.join(faults)} "
                 "Nothing was changed."
             )
-        folder = layout.policy_folder(run.name, step.folder, step.to_version)
+        folder = layout.policy_folder(run.name, step.folder, damaged)
         damage.extend(_Damage(fault, folder) for fault in faults)
     return damage
 

@@ -2,11 +2,15 @@
 
 import threading
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from infra.store.adapter_folder import is_adapter, whole_folder
+from infra.training.adapters import load_adapter, merged, put_adapter
 from infra.training.no_progress_bar import no_progress_bar
+from mgrpo_core.config import LoraConfig
 from mgrpo_core.errors import ConfigError, TemplateError
 
 _EXPECTED = "a Hugging Face folder: config.json, model.safetensors (or its shards with an index), tokenizer.json"
@@ -27,12 +31,18 @@ def load_policy(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model alone, in evaluation mode (no dropout), every parameter read from the folder.
+    """The model alone, in evaluation mode (no dropout), every parameter read from the folder; an adapter merged.
 
     transformers fills parameters that a checkpoint lacks with random numbers and a log line; here that is an error.
 
-    Raises: ConfigError, as `load_policy`.
+    Raises:
+        ConfigError: as `load_policy`.
+        TableIntegrityError: an adapter cannot be read, or does not fit its base.
     """
+    if is_adapter(folder):
+        # added up in float32 at least: in bfloat16 most of a small adapter would round away
+        base = load_model(whole_folder(folder), torch.promote_types(dtype, torch.float32))
+        return cast("PreTrainedModel", merged(base, folder).to(dtype))  # pyright: ignore[reportArgumentType]
     folder = _readable(folder, "config.json", "weights")
     try:
         with _one_at_a_time, no_progress_bar():
@@ -54,12 +64,33 @@ def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
+def load_trained(folder: Path, lora: LoraConfig | None, dtype: torch.dtype, adapter_seed: int) -> PreTrainedModel:
+    """The model as an update trains it: all weights, or a frozen base under an adapter.
+
+    Args:
+        folder: whole weights, which a first adapter is put on, or an adapter, which goes on; without `lora`, an adapter
+            is merged.
+        lora: see there.
+        dtype: of the weights.
+        adapter_seed: of a first adapter.
+
+    Raises: ConfigError, TableIntegrityError, as `load_model` and `load_adapter`.
+    """
+    if lora is None:
+        return load_model(folder, dtype)
+    model = load_model(whole_folder(folder), dtype)
+    put_adapter(model, lora, adapter_seed)
+    if is_adapter(folder):
+        load_adapter(model, folder, lora)
+    return model
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer with its chat template.
 
     Raises: ConfigError and TemplateError, as `load_policy`.
     """
-    folder = _readable(folder, "tokenizer")
+    folder = _readable(whole_folder(folder), "tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:

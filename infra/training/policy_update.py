@@ -17,6 +17,7 @@ from infra.store import layout
 from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import PolicyStep
 from infra.store.policies import (
+    PolicyBase,
     PolicyVersion,
     fetch_version,
     find_sound_version,
@@ -108,11 +109,19 @@ def carry_out(
                     target,
                     parent_sha256=source.sha256,
                     inputs_sha256=order.inputs_sha256,
+                    base=_base(config, policy, source),
                 )
     step = PolicyStep(folder, source.version, made.version, made.sha256)
     record = {"policy": policy, "inputs_sha256": order.inputs_sha256, **asdict(step), "figures": figures}
     data = (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
     return PolicyUpdate(policy, step, files.write(layout.update_file(order.run, order.iteration, policy), data))
+
+
+def _base(config: RunConfig, policy: str, source: PolicyVersion) -> PolicyBase | None:
+    """What an adapter made from `source` lies on; None where all weights are trained."""
+    if config.policies[policy].lora is None:
+        return None
+    return source.base or PolicyBase(source.version, source.sha256)
 
 
 def _job(

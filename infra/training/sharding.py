@@ -1,5 +1,6 @@
 """A policy's parameters in parts, one a rank (FSDP2), and whole again."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -32,15 +33,15 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """The model's state dict in one piece on the CPU, tied tensors as one; {} on a rank that need not keep it.
+def whole_weights(parts: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Parameters by name in one piece on the CPU, tied tensors as one; {} on a rank that need not keep them.
 
     Every rank calls it: each lends its parts.
     """
     gathered: dict[int, Tensor] = {}
     weights: dict[str, Tensor] = {}
     with torch.no_grad():
-        for name, part in model.state_dict(keep_vars=True).items():
+        for name, part in parts.items():
             if id(part) not in gathered:
                 tensor = whole(part)
                 gathered[id(part)] = tensor.cpu() if keep else torch.empty(0)

@@ -10,13 +10,15 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from infra.store.adapter_folder import is_adapter, whole_folder
+from infra.training.adapters import save_adapter, trained_parameters
 from infra.training.device import training_device
-from infra.training.load_policy import load_model
+from infra.training.load_policy import load_model, load_trained
 from infra.training.no_progress_bar import no_progress_bar
 from infra.training.optimizer_state import TRAINER_FILES, load_optimizer, save_optimizer
 from infra.training.process_ranks import ProcessRanks
 from infra.training.sharding import shard, whole_weights
-from mgrpo_core.config import LossConfig, OptimizerConfig, PolicyConfig, UpdateConfig
+from mgrpo_core.config import LoraConfig, LossConfig, OptimizerConfig, PolicyConfig, UpdateConfig
 from mgrpo_core.update.loss_settings import ClipRange, Correction, KLPenalty, LossSettings
 from mgrpo_core.update.policy_gradient import (
     Progress,
@@ -46,10 +48,11 @@ def train_policy(
     """Update the policy in `source` on `trajectories`; write the new version into the empty folder `target`.
 
     Masters, moments and saved weights are float32 whatever the policy computes in: updates below half a bfloat16
-    spacing would round away. A target is written only if an optimiser step was taken; the metrics say how many.
+    spacing would round away. A target is written only if an optimiser step was taken; the metrics say how many. With
+    `policy.lora` it holds an adapter and the adapter's moments, and the weights below it stay those of the source.
 
     Args:
-        source: a Hugging Face folder, with trainer state unless it is a version 0.
+        source: a Hugging Face folder, with trainer state unless it is a version 0; or an adapter on one.
         target: an existing empty folder.
         trajectories: distinct ones of this policy, with advantage and weight.
         policy: how it is optimised.
@@ -65,10 +68,12 @@ def train_policy(
         NonFiniteError: a loss or gradient is not finite; nothing is written.
         ConfigError, TableIntegrityError: the source cannot be read.
     """
-    model = load_model(source, torch.float32)
+    model = load_trained(source, policy.lora, torch.float32, adapter_seed(policy, rng))
     in_training = _placed(model, settings, ranks)
     optimizer = _optimizer(model, policy.optimizer)
-    steps_before = load_optimizer(source, optimizer, model)
+    # Moments of whole weights are none for an adapter, nor the other way round: they begin anew.
+    goes_on = is_adapter(source) == (policy.lora is not None)
+    steps_before = load_optimizer(source, optimizer, model) if goes_on else 0
     scheduler = LambdaLR(optimizer, _rate_from(steps_before, policy.optimizer))
     metrics = policy_gradient(
         in_training,
@@ -84,14 +89,14 @@ def train_policy(
     )
     if metrics.optimizer_steps:
         writes = ranks is None or ranks.index == 0
-        weights = None if ranks is None else whole_weights(model, keep=writes)
-        if writes:
-            with no_progress_bar():
-                model.save_pretrained(target, state_dict=weights)
-            _copy_what_training_leaves_alone(source, target)
-        del weights
+        _save_weights(model, source, target if writes else None, policy.lora, sharded=ranks is not None)
         save_optimizer(target if writes else None, optimizer, model, steps_before + metrics.optimizer_steps)
     return metrics
+
+
+def adapter_seed(policy: PolicyConfig, rng: np.random.Generator) -> int:
+    """Seed of a policy's first adapter: the first number that an update draws, whether it begins one or goes on."""
+    return int(rng.integers(2**63)) if policy.lora is not None else 0
 
 
 def update_settings(loss: LossConfig, update: UpdateConfig, policy: PolicyConfig) -> UpdateSettings:
@@ -144,6 +149,23 @@ def _rate_from(steps_before: int, settings: OptimizerConfig) -> Callable[[int], 
         return rate / settings.lr
 
     return factor
+
+
+def _save_weights(
+    model: PreTrainedModel, source: Path, target: Path | None, lora: LoraConfig | None, *, sharded: bool
+) -> None:
+    """Write what was trained: all weights, with what lies beside them, or an adapter alone. Every rank calls it."""
+    if lora is not None:
+        trained = trained_parameters(model)
+        weights = whole_weights(trained, keep=target is not None) if sharded else dict(trained)
+        if target is not None:
+            save_adapter(target, lora, weights)
+        return
+    weights = whole_weights(model.state_dict(keep_vars=True), keep=target is not None) if sharded else None
+    if target is not None:
+        with no_progress_bar():
+            model.save_pretrained(target, state_dict=weights)
+        _copy_what_training_leaves_alone(whole_folder(source), target)
 
 
 def _copy_what_training_leaves_alone(source: Path, target: Path) -> None:

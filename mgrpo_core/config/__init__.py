@@ -9,7 +9,7 @@ from mgrpo_core.config.learning import (
     LossConfig,
     UpdateConfig,
 )
-from mgrpo_core.config.policies import OptimizerConfig, PolicyConfig, ServingConfig
+from mgrpo_core.config.policies import LoraConfig, OptimizerConfig, PolicyConfig, ServingConfig
 from mgrpo_core.config.run import RunConfig
 from mgrpo_core.config.running import DataConfig, EvaluationConfig, ExecutionConfig, RolloutConfig, TrackingConfig
 
@@ -23,6 +23,7 @@ __all__ = [
     "ExecutionConfig",
     "KLConfig",
     "LimitsConfig",
+    "LoraConfig",
     "LossConfig",
     "OptimizerConfig",
     "PolicyConfig",

@@ -27,6 +27,19 @@ class OptimizerConfig(Section):
     """Optimiser steps until a linear or cosine schedule reaches 0."""
 
 
+class LoraConfig(Section):
+    """An adapter on frozen weights (LoRA): W x + alpha/rank * B A x, B = 0 at first. It alone is stepped and stored.
+
+    There is no dropout: the ratio compares two passes of one policy, and must be 1 before the first step.
+    """
+
+    rank: int = Field(default=16, ge=1, le=512)
+    """Rows of A and columns of B. 512: the most that vLLM serves."""
+    alpha: float = Field(default=32.0, gt=0)
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the layers' linear maps that get one (all of them: LoRA without regret, Schulman et al. 2025)."""
+
+
 class ServingConfig(Section):
     """How a policy's servers are asked. None of it decides what is computed."""
 
@@ -58,3 +71,5 @@ class PolicyConfig(Section):
     """Its vLLM servers, equal among each other: URLs, or `local` for one that mgrpo starts; none = in this process."""
     serving: ServingConfig = ServingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig | None = None
+    """Train an adapter instead of all weights; None = all weights."""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from mgrpo_core.config.run import RunConfig
 
 _CREDENTIAL = re.compile(r"KEY|SECRET|TOKEN$|TOKEN_|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OUTSIDE_LAYERS = ("lm_head", "embed_tokens", "embed_out", "wte")
 _POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 # Names become file names, flow-run names, metric names and tool names: one alphabet that is legal in all of them.
@@ -26,6 +28,7 @@ def problems_of(config: "RunConfig") -> list[str]:
         *_hierarchy(config),
         *_rewards(config),
         *_policies(config),
+        *_adapters(config),
         *_servers(config),
         *_batches(config),
         *_pools(config),
@@ -168,6 +171,29 @@ def _policies(config: "RunConfig") -> Iterator[str]:
                 yield (
                     f"policies.{name}.optimizer.total_steps: {optimizer.total_steps} is not above warmup_steps "
                     f"{optimizer.warmup_steps}. Raise it."
+                )
+
+
+def _adapters(config: "RunConfig") -> Iterator[str]:
+    for name, policy in config.policies.items():
+        if policy.lora is None:
+            continue
+        modules = policy.lora.target_modules
+        if not modules or len(set(modules)) < len(modules):
+            yield (
+                f"policies.{name}.lora.target_modules: {list(modules)} names no module, or one twice. Name linear maps "
+                "of the layers, each once: q_proj, v_proj."
+            )
+        for module in modules:
+            if not _MODULE.fullmatch(module):
+                yield (
+                    f"policies.{name}.lora.target_modules: {module!r} is not the name of one module. Give the last "
+                    "part alone, without dots and patterns: q_proj."
+                )
+            elif module in _OUTSIDE_LAYERS:
+                yield (
+                    f"policies.{name}.lora.target_modules: {module} is outside the layers, and log-probs and servers "
+                    "take embeddings and head as they are. Remove it, or train all weights (lora: null)."
                 )
 
 

@@ -91,4 +91,7 @@ class RunConfig(Section):
     def lineage_sha256(self) -> str:
         """Hash of what decides the weights; iterations, evaluation, execution and tracking may change on a resume."""
         kept = self.model_dump(mode="json", exclude=_NOT_LINEAGE)
+        for policy in kept["policies"].values():
+            if policy["lora"] is None:  # as in runs that were started before there were adapters
+                del policy["lora"]
         return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

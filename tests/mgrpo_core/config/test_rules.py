@@ -57,6 +57,12 @@ def test_the_sound_config_is_accepted():
         ("agents.main.reward", {"format": 0.1, "correct": 0.9, "expert": 0.1}, r"reward\.expert: 0\.1 is a part that"),
         ("agents.searcher.judge", None, r"agents\.searcher\.judge: missing, although reward\.expert is 0\.5"),
         ("policies.small.optimizer", {"schedule": "cosine"}, r"optimizer\.total_steps: missing"),
+        ("policies.small.lora", {"target_modules": []}, r"small\.lora\.target_modules: \[\] names no module"),
+        ("policies.small.lora", {"target_modules": ["q_proj", "q_proj"]}, r"names no module, or one twice"),
+        ("policies.small.lora", {"target_modules": ["mlp.up_proj"]}, r"'mlp.up_proj' is not the name of one module"),
+        ("policies.small.lora", {"target_modules": ["q_proj", "lm_head"]}, r"lm_head is outside the layers"),
+        ("policies.small.lora", {"rank": 0}, r"greater than or equal to 1"),
+        ("policies.small.lora", {"dropout": 0.1}, r"Extra inputs are not permitted"),
         ("loss.reduction", "constant", r"loss\.constant_length: missing"),
         ("agents.main.tools", ["lib.searcher:make"], r"'searcher' is both a tool and a delegate"),
         ("agents.Boss", {"policy": "big", "prompt": "x"}, r"agents\.Boss: the name 'Boss' is not usable"),
@@ -90,7 +96,12 @@ def test_how_far_and_how_fast_are_no_lineage_but_what_is_learnt_is():
     base = RunConfig.model_validate(SOUND).lineage_sha256()
     for path, value in [("iterations", 99), ("rollout.concurrency", 3), ("agents.main.concurrency", 7)]:
         assert RunConfig.model_validate(broken(path, value)).lineage_sha256() == base
-    for path, value in [("seed", 1), ("agents.searcher.d", 4), ("policies.big.optimizer", {"lr": 1e-3})]:
+    for path, value in [
+        ("seed", 1),
+        ("agents.searcher.d", 4),
+        ("policies.big.optimizer", {"lr": 1e-3}),
+        ("policies.big.lora", {}),
+    ]:
         assert RunConfig.model_validate(broken(path, value)).lineage_sha256() != base
 
 
