@@ -7,9 +7,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 _HOME = Path(tempfile.mkdtemp(prefix="mgrpo-tests-"))
 # Registered first, so run last: whoever imports us later still writes there at its own exit.
@@ -56,6 +58,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "person")
 def pytest_unconfigure() -> None:
     # A thread that gives up on a dead server outlives its test, and may log to a stream that pytest has closed.
     logging.raiseExceptions = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """With `-n`, a file's tests share a process, as its fixtures want; those on a whole deployment share one."""
+    return _ByFile(config, log)
+
+
+class _ByFile(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/pools" if nodeid.startswith("tests/pools/") else nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")
