@@ -1,6 +1,5 @@
 """Two versions of a real policy with a tied head, and a vLLM server for them, where vLLM is installed."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,17 +9,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from infra.quickstart.builtin import builtin_policy
-from infra.serving.vllm.build import DEFAULT_PYTHON, PYTHON_VARIABLE, VllmBuild, find_build
+from infra.serving.vllm.build import VllmBuild
 from infra.serving.vllm.client import VllmPolicyClient
 from infra.serving.vllm.command import ServerSettings
 from infra.serving.vllm.local_servers import _free_ports
 from infra.serving.vllm.server_process import ServerProcess
 from infra.training.load_policy import load_model, load_tokenizer
 from mgrpo_core.config import ServingConfig
-from mgrpo_core.errors import ConfigError
 from tests.infra.serving.vllm.played_server import CONTEXT
-
-ROOT = Path(__file__).parents[4]
+from tests.servers.vllm_build import vllm_build
 
 
 @pytest.fixture(scope="session")
@@ -41,10 +38,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def build() -> VllmBuild:
-    try:
-        return find_build(os.environ.get(PYTHON_VARIABLE) or ROOT / DEFAULT_PYTHON)
-    except ConfigError as error:
-        pytest.skip(f"no vLLM to test against: {error}")
+    return vllm_build()
 
 
 @pytest.fixture(scope="session")
