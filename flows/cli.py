@@ -2,7 +2,7 @@
 
 import typer
 
-from flows.commands import deploy, replay, serve, store, train, up
+from flows.commands import blame, deploy, replay, serve, store, train, up
 
 app = typer.Typer(
     name="mgrpo",
@@ -22,6 +22,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(store.runs)
 app.command()(store.verify)
 app.command()(replay.replay)
+app.command()(blame.blame)
 
 if __name__ == "__main__":
     app()

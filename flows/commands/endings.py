@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 import typer
 
-from mgrpo_core.errors import ConfigError, DatasetError, MGRPOError, ShapeError, StoreError, TemplateError
+from infra.plain_text import visible
+from mgrpo_core.errors import (
+    ConfigError,
+    DatasetError,
+    MGRPOError,
+    ShapeError,
+    StoreError,
+    TableIntegrityError,
+    TemplateError,
+)
 
 T = TypeVar("T")
 
@@ -20,20 +29,30 @@ _BAD_INPUT = (ConfigError, DatasetError, TemplateError, StoreError, ShapeError)
 
 
 @contextmanager
-def errors_to_exit_codes(interrupted: str = _INTERRUPTED) -> Iterator[None]:
+def errors_to_exit_codes(interrupted: str = _INTERRUPTED, *, damaged: int = 2) -> Iterator[None]:
+    """End with 2 for what was asked wrongly, 1 for what failed.
+
+    Args:
+        interrupted: what to say after Ctrl-C.
+        damaged: exit code where a file of the store is not what it should be. Commands that only read say 1.
+    """
     try:
         yield
+    except TableIntegrityError as error:
+        typer.secho(visible(str(error)), fg="red", err=True)
+        raise typer.Exit(damaged) from None
     except _BAD_INPUT as error:
-        typer.secho(str(error), fg="red", err=True)
+        typer.secho(visible(str(error)), fg="red", err=True)
         raise typer.Exit(2) from None
     except MGRPOError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+        typer.secho(visible(f"{type(error).__name__}: {error}"), fg="red", err=True)
         raise typer.Exit(1) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.secho(interrupted, err=True)
         raise typer.Exit(130) from None
-    except SystemExit as stopped:  # SIGTERM
-        typer.secho(interrupted, err=True)
+    except SystemExit as stopped:
+        if int(stopped.code or 0) > 128:  # SIGTERM; else whoever read our output has gone, `| head` for one
+            typer.secho(interrupted, err=True)
         raise typer.Exit(int(stopped.code or 0)) from None
 
 

@@ -1,6 +1,7 @@
 """The alignment table: which trajectory fills which slot. Indices and weights; tokens stay where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,49 @@ ALIGNED_COLUMNS = ("trajectory_id", "agent", "query_id", "rollout_index", "statu
 """What alignment reads of the rewards table."""
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """An agent's scored trajectories as `align` takes them.
+
+    Attributes:
+        row_N: their rows in the rewards table.
+        rollout_N: their rollouts: query position x rollouts a query + rollout index.
+        rollout_key_R: of every rollout of the queries.
+    """
+
+    row_N: np.ndarray
+    rollout_N: np.ndarray
+    rollout_key_R: np.ndarray
+
+
+def members_of(
+    config: RunConfig, iteration: int, agent: str, query_ids: Sequence[str], rewards: Mapping[str, np.ndarray]
+) -> Members:
+    """An agent's members.
+
+    Args:
+        config: of the run.
+        iteration: its number; picks are drawn from it.
+        agent: its name.
+        query_ids: of the iteration's queries, in order.
+        rewards: `ALIGNED_COLUMNS` of the rewards table, as objects; see `aligned_columns`.
+    """
+    k = config.rollout.rollouts_per_query
+    place = {query_id: position * k for position, query_id in enumerate(query_ids)}
+    row_N = np.flatnonzero((rewards["agent"] == agent) & (rewards["status"] == "scored"))
+    rollout_N = np.array(
+        [place[rewards["query_id"][row]] + rewards["rollout_index"][row] for row in row_N], dtype=np.int64
+    )
+    queries_R = [query_id for query_id in query_ids for _ in range(k)]
+    indices_R = list(range(k)) * len(query_ids)
+    return Members(row_N, rollout_N, rollout_keys(config.seed, iteration, agent, queries_R, indices_R))
+
+
+def aligned_columns(rewards: pa.Table) -> dict[str, np.ndarray]:
+    """`ALIGNED_COLUMNS` of a rewards table as `members_of` takes them."""
+    return {name: np.array(rewards.column(name).to_pylist(), dtype=object) for name in ALIGNED_COLUMNS}
+
+
 def alignment_table(config: RunConfig, iteration: int, query_ids: Sequence[str], rewards: pa.Table) -> pa.Table:
     """Align the scored trajectories of each agent.
 
@@ -27,25 +71,18 @@ def alignment_table(config: RunConfig, iteration: int, query_ids: Sequence[str],
         query_ids: of the iteration's queries, in order.
         rewards: at least `ALIGNED_COLUMNS` of the rewards table.
     """
-    arrays = {name: np.array(rewards.column(name).to_pylist(), dtype=object) for name in ALIGNED_COLUMNS}
+    arrays = aligned_columns(rewards)
     k = config.rollout.rollouts_per_query
-    place = {query_id: position * k for position, query_id in enumerate(query_ids)}
-    queries_R = [query_id for query_id in query_ids for _ in range(k)]
-    indices_R = list(range(k)) * len(query_ids)
-
     columns: dict[str, list[Any]] = {name: [] for name in ALIGNMENT.columns.names}
     for name, agent in config.agents.items():
-        members = np.flatnonzero((arrays["agent"] == name) & (arrays["status"] == "scored"))
-        rollout_N = np.array(
-            [place[arrays["query_id"][row]] + arrays["rollout_index"][row] for row in members], dtype=np.int64
-        )
-        keys = rollout_keys(config.seed, iteration, name, queries_R, indices_R)
+        members = members_of(config, iteration, name, query_ids, arrays)
         is_main = name == config.main_agent
-        aligned = align(rollout_N, keys, 1 if is_main else agent.d, "none" if is_main else config.alignment.mode)
-        ids = arrays["trajectory_id"][members]
+        d, mode = (1, "none") if is_main else (agent.d, config.alignment.mode)
+        aligned = align(members.rollout_N, members.rollout_key_R, d, mode)
+        ids = arrays["trajectory_id"][members.row_N]
         columns["agent"] += [name] * len(aligned.rollout_M)
-        columns["query_id"] += [queries_R[rollout] for rollout in aligned.rollout_M]
-        columns["rollout_index"] += [indices_R[rollout] for rollout in aligned.rollout_M]
+        columns["query_id"] += [query_ids[position] for position in (aligned.rollout_M // k).tolist()]
+        columns["rollout_index"] += (aligned.rollout_M % k).tolist()
         columns["slot"] += aligned.slot_M.tolist()
         columns["trajectory_id"] += [ids[member] if member >= 0 else None for member in aligned.member_M]
         columns["copy_index"] += aligned.copy_M.tolist()

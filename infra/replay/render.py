@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from infra.plain_text import plain
 from infra.replay.verdicts import Outcome, ReplayReport
 
 _STYLE = {
@@ -30,8 +31,3 @@ def render_replay(report: ReplayReport, console: Console | None = None) -> None:
     for note in report.notes:
         console.print(plain(f"Note: {note}"), style="yellow")
     console.print(plain(report.conclusion()), soft_wrap=True)
-
-
-def plain(text: str) -> Text:
-    """Text as it stands; what would steer a terminal is shown as its escape."""
-    return Text("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text))

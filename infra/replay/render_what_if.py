@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from infra.replay.render import plain
+from infra.plain_text import plain
 from infra.replay.verdicts import escaped
 from infra.replay.what_if import WhatIf
 

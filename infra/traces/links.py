@@ -31,7 +31,7 @@ class TraceLink:
             words += ["--agent", self.agent_path]
         if self.store != _DEFAULT_STORE:
             words += ["--store", self.store]
-        return shlex.join(words).replace("'@", "@").replace(f"@{self.query_position}'", f"@{self.query_position}")
+        return shlex.join(words)
 
     def to_json(self) -> dict[str, str]:
         """For programs."""
