@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _CREDENTIAL = re.compile(r"KEY|SECRET|TOKEN$|TOKEN_|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OUTSIDE_LAYERS = ("lm_head", "embed_tokens", "embed_out", "wte")
+# vLLM answers 400 beyond, at every turn.
+_HOTTEST_SERVED = 2.0
 _POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 # Names become file names, flow-run names, metric names and tool names: one alphabet that is legal in all of them.
@@ -31,6 +33,7 @@ def problems_of(config: "RunConfig") -> list[str]:
         *_adapters(config),
         *_servers(config),
         *_batches(config),
+        *_correction(config),
         *_pools(config),
     ]
 
@@ -219,6 +222,13 @@ def _servers(config: "RunConfig") -> Iterator[str]:
                 f"{serving.deadline_s:g}, so a server that is down would never be asked twice. Lower it."
             )
 
+    for name, agent in config.agents.items():
+        if config.policies[agent.policy].servers and agent.temperature > _HOTTEST_SERVED:
+            yield (
+                f"agents.{name}.temperature: {agent.temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, and "
+                f"policies.{agent.policy} has servers. Lower it, or sample in this process (no servers)."
+            )
+
 
 def _problem_of_url(url: str) -> str | None:
     try:
@@ -275,6 +285,15 @@ def _batches(config: "RunConfig") -> Iterator[str]:
                 f"agents.{name}.limits.max_turn_tokens: {agent.limits.max_turn_tokens} leaves no room for a prompt in "
                 f"policies.{agent.policy}.context {context}. Lower it, or raise the context."
             )
+
+
+def _correction(config: "RunConfig") -> Iterator[str]:
+    mode = config.loss.correction.mode
+    if mode != "none" and config.update.old_logprobs == "sampler":
+        yield (
+            f"loss.correction.mode: {mode} corrects nothing with update.old_logprobs: sampler, whose ratio holds the gap "
+            "to the sampler already. Use old_logprobs: trainer, or mode: none."
+        )
 
 
 def _pools(config: "RunConfig") -> Iterator[str]:

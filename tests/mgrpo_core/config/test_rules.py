@@ -75,6 +75,26 @@ def test_a_broken_config_names_the_field_the_value_and_the_fix(path, value, said
         RunConfig.model_validate(broken(path, value))
 
 
+def test_a_correction_of_the_samplers_own_logprobs_is_refused():
+    config = broken("loss.correction", {"mode": "mask"})
+    RunConfig.model_validate(config)
+    config["update"] = {"old_logprobs": "sampler"}
+    with pytest.raises(
+        ValidationError, match=r"loss\.correction\.mode: mask corrects nothing.*Use old_logprobs: trainer"
+    ):
+        RunConfig.model_validate(config)
+
+
+def test_hotter_than_a_server_samples_is_refused_where_there_is_one():
+    config = broken("agents.main.temperature", 2.5)
+    RunConfig.model_validate(config)
+    config["policies"]["small"]["servers"] = ["http://a:1"]
+    RunConfig.model_validate(config)
+    config["policies"]["big"]["servers"] = ["local"]
+    with pytest.raises(ValidationError, match=r"agents\.main\.temperature: 2\.5, but vLLM samples at 2 at most"):
+        RunConfig.model_validate(config)
+
+
 def test_all_problems_are_told_at_once():
     config = broken("agents.main.policy", "nobody")
     config["agents"]["main"]["delegates"] = ["searcher", "nowhere"]
@@ -94,7 +114,7 @@ def test_nothing_trainable_is_refused():
 
 def test_how_far_and_how_fast_are_no_lineage_but_what_is_learnt_is():
     base = RunConfig.model_validate(SOUND).lineage_sha256()
-    for path, value in [("iterations", 99), ("rollout.concurrency", 3), ("agents.main.concurrency", 7)]:
+    for path, value in [("iterations", 99), ("rollout.max_rewritten_share", 1), ("agents.main.concurrency", 7)]:
         assert RunConfig.model_validate(broken(path, value)).lineage_sha256() == base
     for path, value in [
         ("seed", 1),
