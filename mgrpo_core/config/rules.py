@@ -225,8 +225,8 @@ def _servers(config: "RunConfig") -> Iterator[str]:
     for name, agent in config.agents.items():
         if config.policies[agent.policy].servers and agent.temperature > _HOTTEST_SERVED:
             yield (
-                f"agents.{name}.temperature: {agent.temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, and "
-                f"policies.{agent.policy} has servers. Lower it, or sample in this process (no servers)."
+                f"agents.{name}.temperature: {agent.temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, "
+                f"and policies.{agent.policy} has servers. Lower it, or sample in this process (no servers)."
             )
 
 
@@ -291,8 +291,8 @@ def _correction(config: "RunConfig") -> Iterator[str]:
     mode = config.loss.correction.mode
     if mode != "none" and config.update.old_logprobs == "sampler":
         yield (
-            f"loss.correction.mode: {mode} corrects nothing with update.old_logprobs: sampler, whose ratio holds the gap "
-            "to the sampler already. Use old_logprobs: trainer, or mode: none."
+            f"loss.correction.mode: {mode} corrects nothing with update.old_logprobs: sampler, whose ratio holds the "
+            "gap to the sampler already. Use old_logprobs: trainer, or mode: none."
         )
 
 

@@ -114,7 +114,12 @@ def test_nothing_trainable_is_refused():
 
 def test_how_far_and_how_fast_are_no_lineage_but_what_is_learnt_is():
     base = RunConfig.model_validate(SOUND).lineage_sha256()
-    for path, value in [("iterations", 99), ("rollout.max_rewritten_share", 1), ("agents.main.concurrency", 7)]:
+    for path, value in [
+        ("iterations", 99),
+        ("rollout.concurrency", 3),
+        ("rollout.max_rewritten_share", 1),
+        ("agents.main.concurrency", 7),
+    ]:
         assert RunConfig.model_validate(broken(path, value)).lineage_sha256() == base
     for path, value in [
         ("seed", 1),
