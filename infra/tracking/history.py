@@ -1,10 +1,14 @@
 """The metrics of a run's iterations, read from the store once and kept; what the curves are drawn from."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 from infra.store import layout
 from infra.store.files import StoreFiles
 from infra.tracking.curves import HELD_OUT, ITERATION
+from mgrpo_core.errors import MGRPOError
+
+_READERS = 16  # requests in flight: an object store answers each in tens of milliseconds
 
 
 class RunHistory:
@@ -18,6 +22,28 @@ class RunHistory:
     def rows(self, iterations: int) -> list[dict[str, float]]:
         """Rows of the first `iterations` iterations; only those not seen yet are read."""
         rows = {number: {ITERATION: float(number), **self.metrics(number)} for number in range(iterations)}
+        return self._with_evaluations(rows, iterations)
+
+    def sound_rows(self, iterations: int) -> tuple[list[dict[str, float]], list[str]]:
+        """The same of what can be read, and what is wrong with the rest; many are read at once."""
+        faults: list[str] = []
+
+        def read(number: int) -> None:
+            try:
+                self.metrics(number)
+            except (MGRPOError, ValueError) as error:
+                faults.append(f"iteration {number}: {error}")
+
+        with ThreadPoolExecutor(_READERS) as readers:
+            list(readers.map(read, (number for number in range(iterations) if number not in self._metrics)))
+        rows = {
+            number: {ITERATION: float(number), **self._metrics[number]}
+            for number in range(iterations)
+            if number in self._metrics
+        }
+        return self._with_evaluations(rows, iterations), sorted(faults)
+
+    def _with_evaluations(self, rows: dict[int, dict[str, float]], iterations: int) -> list[dict[str, float]]:
         for name in self._files.names(layout.evaluations_folder(self._run)):
             after, values = self._evaluation(name)
             if after <= iterations:

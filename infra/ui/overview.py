@@ -1,0 +1,164 @@
+"""The overview: how the run's numbers went, iteration by iteration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dash_ag_grid as dag
+from dash import Dash, Input, Output, dcc, html
+
+from infra.tracking.curves import HELD_OUT, ITERATION, SECONDS, SUCCESS
+from infra.ui.addresses import IterationPage
+from infra.ui.notices import notice, or_notice
+from infra.ui.panels import Panel, figure, panels
+from infra.ui.run_reader import RunReader
+from infra.ui.words import NONE, counted, number, share
+
+_MOST_FAULTS = 5
+
+
+def layout() -> html.Main:
+    """The page, without its numbers: they come when it is there."""
+    return html.Main([html.Div("Reading the iterations…", className="waiting")], id="overview")
+
+
+def register(app: Dash, reader: RunReader) -> None:
+    """Fill the page once it is there."""
+
+    @app.callback(Output("overview", "children"), Input("overview", "id"))
+    def fill(_id: str) -> Any:
+        return or_notice(lambda: _content(reader))
+
+
+def _content(reader: RunReader) -> list[Any]:
+    rows, faults = reader.figures()
+    if not rows and not faults:
+        return [
+            notice(
+                "No iteration is committed yet",
+                f"Run {reader.run.name!r} has none in {reader.run.files.url}. An iteration shows here once it is "
+                "committed; reload the page then. `mgrpo train` starts or continues the run.",
+            )
+        ]
+    wrong = [notice("Some iterations cannot be shown", "\n".join(_first(faults)), wrong=True)] if faults else []
+    return [
+        *wrong,
+        _headline(rows),
+        _table(rows),
+        html.Section([_chart(panel, rows) for panel in panels(rows)], className="charts"),
+    ]
+
+
+def _first(faults: list[str]) -> list[str]:
+    rest = len(faults) - _MOST_FAULTS
+    return faults[:_MOST_FAULTS] + (
+        [f"and {rest} more. Run `mgrpo verify`, which names every fault."] if rest > 0 else []
+    )
+
+
+def _headline(rows: list[dict[str, float]]) -> html.Section:
+    """The newest numbers, large."""
+    trained = [row for row in rows if SUCCESS in row]
+    held_out = [row for row in rows if HELD_OUT in row]
+    newest = rows[-1] if not trained else trained[-1]
+    tiles = [
+        (
+            "Iterations",
+            f"{sum(any('/' in name for name in row if not name.startswith('held_out')) for row in rows):,}",
+            "",
+        ),
+        ("Success, training", share(newest.get(SUCCESS)), f"iteration {int(newest[ITERATION])}"),
+    ]
+    if held_out:
+        last = held_out[-1]
+        bounds = f"{share(last.get(f'{HELD_OUT}_low'))} to {share(last.get(f'{HELD_OUT}_high'))}"
+        tiles.append(("Success, held out", share(last[HELD_OUT]), f"after {int(last[ITERATION])}; 95 %: {bounds}"))
+    tiles += [
+        (f"Reward of {name.removesuffix('/reward')}", number(value), f"iteration {int(newest[ITERATION])}")
+        for name, value in newest.items()
+        if name.endswith("/reward") and name.count("/") == 1
+    ]
+    return html.Section(
+        [
+            html.Div(
+                [html.Div(name, className="tile-name"), html.Div(value, className="tile-value"), html.Small(note)],
+                className="tile",
+            )
+            for name, value, note in tiles
+        ],
+        className="tiles",
+    )
+
+
+def _chart(panel: Panel, rows: list[dict[str, float]]) -> html.Figure:
+    graph = dcc.Graph(
+        figure=figure(panel, rows), config={"displayModeBar": False}, responsive=True, style={"height": "260px"}
+    )
+    caption = html.Figcaption([html.H3(panel.title), html.P(panel.explanation)])
+    return html.Figure([caption, graph], className="wide" if panel.kind == "stacked" else "")
+
+
+def _table(rows: list[dict[str, float]]) -> html.Section:
+    """One line an iteration, newest first."""
+    measured = [row for row in rows if any(name.startswith(SECONDS) or "/reward" in name for name in row)]
+    columns = _columns(measured)
+    data = [
+        {"iteration": int(row[ITERATION]), "href": IterationPage(int(row[ITERATION])).path}
+        | {metric.replace("/", "_").replace(".", "_"): words(row) for metric, (_, words) in columns.items()}
+        for row in reversed(measured)
+    ]
+    definitions = [
+        {"field": "iteration", "headerName": "iteration", "cellRenderer": "PageLink", "width": 110, "pinned": "left"},
+        *(
+            {"field": metric.replace("/", "_").replace(".", "_"), "headerName": name, "type": "rightAligned"}
+            for metric, (name, _) in columns.items()
+        ),
+    ]
+    grid = dag.AgGrid(
+        id="iterations",
+        columnDefs=definitions,
+        rowData=data,
+        defaultColDef={
+            "sortable": False,
+            "resizable": True,
+            "minWidth": 90,
+            "flex": 1,
+            "wrapHeaderText": True,
+            "autoHeaderHeight": True,
+        },
+        dashGridOptions={"rowHeight": 32, "suppressCellFocus": True, "ensureDomOrder": True},
+        className="grid",
+        style={"height": f"{min(len(data), 8) * 32 + 70}px"},
+    )
+    return html.Section([html.H2(counted(len(data), "iteration", "iterations")), grid], className="table")
+
+
+def _columns(rows: list[dict[str, float]]) -> dict[str, tuple[str, Any]]:
+    """Header and words of each metric that the table has."""
+    names = {name for row in rows for name in row}
+    agents = sorted({name.split("/")[0] for name in names if name.endswith("/reward") and name.count("/") == 1})
+    policies = sorted({name.split("/")[1] for name in names if name.startswith("update/")})
+
+    def of(metric: str, say: Any) -> Any:
+        return lambda row: say(row[metric]) if metric in row else NONE
+
+    wanted: list[tuple[str, str, Any]] = [(SUCCESS, "success", share), (HELD_OUT, "held out", share)]
+    for agent in agents:
+        wanted += [
+            (f"{agent}/reward", f"{agent}: reward", number),
+            (f"{agent}/zero_variance_groups", f"{agent}: no variance", share),
+            (f"{agent}/invocations_mean", f"{agent}: calls", number),
+        ]
+    for policy in policies:
+        wanted += [
+            (f"update/{policy}/grad_norm", f"{policy}: gradient", number),
+            (f"update/{policy}/mismatch_max", f"{policy}: mismatch, most", number),
+        ]
+    return {metric: (name, of(metric, say)) for metric, name, say in wanted if metric in names} | {
+        "seconds": ("seconds, rollout and update", _seconds)
+    }
+
+
+def _seconds(row: Mapping[str, float]) -> str:
+    """Main rollouts and update: other stages run beside them or take no time to speak of."""
+    parts = [row[name] for name in (f"{SECONDS}main_rollout", f"{SECONDS}update_policy") if name in row]
+    return number(sum(parts)) if parts else NONE
