@@ -2,14 +2,11 @@
 
 from rich.text import Text
 
-
-def visible(text: str) -> str:
-    """Text as it stands; what would steer a terminal, or could not be seen, is shown as its escape. Lines stay."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+from infra.traces.visible import visible
 
 
 def plain(text: str) -> Text:
-    """The same for rich, which finds no markup in it."""
+    """Text as rich prints it, finding no markup in it; what would steer a terminal is shown as its escape."""
     return Text(visible(text))
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from infra.plain_text import visible
+from infra.traces.visible import visible
 from mgrpo_core.errors import (
     ConfigError,
     DatasetError,
@@ -67,6 +67,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def print_json(value: Any) -> None:
-    """On standard output, for programs."""
-    json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    """On standard output, for programs. What would steer a terminal is escaped: only strings have it."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
     sys.stdout.write("\n")

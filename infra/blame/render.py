@@ -112,9 +112,13 @@ def _about(rank: int, one: Blamed | Delegation) -> list[str]:
 
 
 def _links(console: Console, links: Sequence[TraceLink]) -> None:
-    console.print("Traces:" if links else "No trajectory.")
+    if not links:
+        console.print("No trajectory.")
+        return
+    console.print("Traces:")
     for rank, link in enumerate(links, start=1):
         console.print(plain(f"{rank:3}  {link.command}"), soft_wrap=True)
+    console.print(plain(f"In a browser: mgrpo ui {links[0].run}; the first is {links[0].address}"), soft_wrap=True)
 
 
 def _place(rollout_index: int, agent_path: str) -> str:
