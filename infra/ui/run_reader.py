@@ -115,7 +115,7 @@ class RunReader:
 
         def in_order() -> np.ndarray:
             keys = [(name, "ascending" if way == "asc" else "descending") for name, way in sorting]
-            order_N = _compute.sort_indices(self.index(stored).take(rows_N), sort_keys=keys, null_placement="at_end")
+            order_N = _compute.sort_indices(self.index(stored).take(rows_N), sort_keys=keys)
             return rows_N[order_N.to_numpy()]
 
         return self._sorted.get((key, wanted, sorting), in_order) if sorting else rows_N
