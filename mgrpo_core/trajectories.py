@@ -1,9 +1,9 @@
 """Records of what happened in a rollout. Frozen; identity is given at birth, never by order of arrival."""
 
 import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Literal
 
 import numpy as np
@@ -90,6 +90,7 @@ class TrajectoryKey:
     query_id: str
     rollout_index: int
     path: tuple[PathStep, ...]
+    _id: str | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
     def agent(self) -> str:
@@ -128,9 +129,15 @@ class TrajectoryKey:
 
     @property
     def trajectory_id(self) -> str:
-        """32 hexadecimal digits of sha256 over every part of the key."""
-        parts = [self.run, self.iteration, self.query_id, self.rollout_index, self.agent_path]
-        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()[:32]
+        """32 hexadecimal digits of sha256 over every part of the key, as a JSON list without blanks."""
+        if self._id is None:
+            text = (
+                f"[{quoted(self.run)},{self.iteration},{quoted(self.query_id)},{self.rollout_index},"
+                f"{quoted(self.agent_path)}]"
+            )
+            object.__setattr__(self, "_id", hashlib.sha256(text.encode()).hexdigest()[:32])
+        assert self._id is not None
+        return self._id
 
 
 @dataclass(frozen=True, slots=True)

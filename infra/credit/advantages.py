@@ -1,5 +1,6 @@
 """The advantages table: each aligned trajectory against its own group, per agent and query."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,37 +25,40 @@ def advantages_table(config: RunConfig, rewards: pa.Table, alignment: pa.Table) 
         rewards: at least `REWARD_COLUMNS` of the rewards table.
         alignment: at least `SLOT_COLUMNS` of the alignment table.
     """
-    rows = rewards.select(REWARD_COLUMNS).to_pylist()
     weights = _weights(alignment)
+    agent_N = np.array(rewards.column("agent").to_pylist(), dtype=object)
     columns: dict[str, list[Any]] = {name: [] for name in ADVANTAGES.columns.names}
     for name, agent in config.agents.items():
-        own = [row for row in rows if row["agent"] == name]
-        observed_N = np.array([row["reward"] is not None for row in own], dtype=bool)
-        weight_N = np.array([weights.get(row["trajectory_id"], 0.0) for row in own])
+        own = rewards.select(REWARD_COLUMNS).take(np.flatnonzero(agent_N == name)).to_pydict()
+        ids, given = own["trajectory_id"], own["reward"]
+        weight_N = np.array([weights.get(one, 0.0) for one in ids])
         result = grouped_advantages(
-            np.array([row["reward"] if row["reward"] is not None else 0.0 for row in own], dtype=np.float64),
-            np.array([row["query_id"] for row in own], dtype=np.str_),
+            np.array([0.0 if one is None else one for one in given], dtype=np.float64),
+            np.array(own["query_id"], dtype=np.str_),
             weight_N,
-            observed_N,
+            np.array([one is not None for one in given], dtype=bool),
             normalization=config.advantage.normalization,
             eps=config.advantage.eps,
         )
-        for index, row in enumerate(own):
-            group = int(result.group_index_N[index])
-            grouped = result.size_G[group] > 0
-            columns["trajectory_id"].append(row["trajectory_id"])
-            columns["agent"].append(name)
-            columns["policy"].append(agent.policy)
-            columns["query_id"].append(row["query_id"])
-            columns["reward"].append(row["reward"])
-            columns["weight"].append(float(weight_N[index]))
-            columns["advantage"].append(float(result.advantage_N[index]))
-            columns["group_mean"].append(float(result.mean_G[group]) if grouped else None)
-            columns["group_std"].append(float(result.std_G[group]) if grouped else None)
-            columns["group_size"].append(int(result.size_G[group]))
-            columns["included"].append(bool(result.included_N[index]))
-            columns["excluded_reason"].append(_reason(result, index, row, weight_N[index]))
+        group_N = result.group_index_N
+        size_N = result.size_G[group_N]
+        columns["trajectory_id"] += ids
+        columns["agent"] += [name] * len(ids)
+        columns["policy"] += [agent.policy] * len(ids)
+        columns["query_id"] += own["query_id"]
+        columns["reward"] += given
+        columns["weight"] += weight_N.tolist()
+        columns["advantage"] += result.advantage_N.tolist()
+        columns["group_mean"] += _where(size_N > 0, result.mean_G[group_N])
+        columns["group_std"] += _where(size_N > 0, result.std_G[group_N])
+        columns["group_size"] += size_N.tolist()
+        columns["included"] += result.included_N.tolist()
+        columns["excluded_reason"] += _reasons(result, weight_N, own)
     return table_of(ADVANTAGES, columns)
+
+
+def _where(there_N: np.ndarray, value_N: np.ndarray) -> list[float | None]:
+    return [value if there else None for there, value in zip(there_N.tolist(), value_N.tolist(), strict=True)]
 
 
 def _weights(alignment: pa.Table) -> dict[str, float]:
@@ -67,15 +71,16 @@ def _weights(alignment: pa.Table) -> dict[str, float]:
     return weights
 
 
-def _reason(result: GroupAdvantages, index: int, row: dict[str, Any], weight: float) -> str | None:
+def _reasons(result: GroupAdvantages, weight_N: np.ndarray, own: Mapping[str, Sequence[Any]]) -> list[str | None]:
     """Why a row is in no loss; None for one that is."""
-    if result.included_N[index]:
-        return None
-    if row["reward"] is None:
-        return f"{row['status']}: {row['reason']}"
-    if not weight:
-        return "dropped by alignment"
-    group = result.group_index_N[index]
-    if result.zero_variance_G[group]:
-        return "zero variance: all rewards of the group are equal"
-    return "singleton: nothing to compare it with"
+    reasons: list[str | None] = [None] * len(weight_N)
+    for row in np.flatnonzero(~result.included_N).tolist():
+        if own["reward"][row] is None:
+            reasons[row] = f"{own['status'][row]}: {own['reason'][row]}"
+        elif not weight_N[row]:
+            reasons[row] = "dropped by alignment"
+        elif result.zero_variance_G[result.group_index_N[row]]:
+            reasons[row] = "zero variance: all rewards of the group are equal"
+        else:
+            reasons[row] = "singleton: nothing to compare it with"
+    return reasons

@@ -10,7 +10,11 @@ from infra.store.schemas import REWARDS
 from infra.store.tables import table_of
 from mgrpo_core.config import RewardConfig, RunConfig
 from mgrpo_core.rewards.compose import MainWeights, SubWeights, TrajectoryReward, score_rollout
-from mgrpo_core.trajectories import Rollout, Trajectory
+from mgrpo_core.trajectories import Rollout, Trajectory, TrajectoryKey
+
+_Member = tuple[int, str, str | None, TrajectoryKey, TrajectoryReward]
+"""Query position, agent path, parent's id, key and reward of a trajectory."""
+_FIXED = ("format_weight", "correct_weight", "main_correct_weight", "expert_weight", "verifier", "judge_version")
 
 
 def rewards_table(config: RunConfig, positions: Mapping[str, int], outcomes: Outcomes, grades: Grades) -> pa.Table:
@@ -25,8 +29,7 @@ def rewards_table(config: RunConfig, positions: Mapping[str, int], outcomes: Out
     main = config.reward_of(config.main_agent)
     main_weights = MainWeights(main.format, main.correct or 0.0)
     sub_weights = {agent: _sub_weights(config.reward_of(agent)) for agent in config.sub_agents}
-    columns: dict[str, list[Any]] = {name: [] for name in REWARDS.columns.names}
-    fixed = {agent: _fixed(config, grades, agent) for agent in config.agents}
+    members: list[_Member] = []
     for rollout in _rollouts(outcomes, config.main_agent):
         correct = grades.corrects[rollout.trajectories[0].trajectory_id]
         rewards = score_rollout(rollout, correct, grades.experts, main_weights=main_weights, sub_weights=sub_weights)
@@ -37,10 +40,8 @@ def rewards_table(config: RunConfig, positions: Mapping[str, int], outcomes: Out
             ids[path] = reward.trajectory_id
             # Parents come before their children: the id, a hash, is looked up and not made again.
             parent_id = ids.get(path.rpartition("/")[0]) or trajectory.parent_id
-            row = _row(position, path, parent_id, trajectory, reward) | fixed[trajectory.key.agent]
-            for name, column in columns.items():
-                column.append(row[name])
-    return table_of(REWARDS, columns)
+            members.append((position, path, parent_id, trajectory.key, reward))
+    return table_of(REWARDS, _columns(members, {agent: _fixed(config, grades, agent) for agent in config.agents}))
 
 
 def _rollouts(outcomes: Outcomes, main: str) -> Iterator[Rollout]:
@@ -65,7 +66,6 @@ def _fixed(config: RunConfig, grades: Grades, agent: str) -> dict[str, Any]:
     """What is the same in every row of an agent."""
     weights = config.reward_of(agent)
     return {
-        "agent": agent,
         "format_weight": weights.format,
         "correct_weight": weights.correct,
         "main_correct_weight": weights.main_correct,
@@ -75,23 +75,25 @@ def _fixed(config: RunConfig, grades: Grades, agent: str) -> dict[str, Any]:
     }
 
 
-def _row(
-    position: int, path: str, parent_id: str | None, trajectory: Trajectory, reward: TrajectoryReward
-) -> dict[str, Any]:
-    key = trajectory.key
+def _columns(members: Sequence[_Member], fixed: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Column by column: several times as fast as a dict a row."""
+    agents = [key.agent for *_, key, _ in members]
+    rewards = [reward for *_, reward in members]
     return {
-        "trajectory_id": reward.trajectory_id,
-        "parent_id": parent_id,
-        "query_position": position,
-        "query_id": key.query_id,
-        "rollout_index": key.rollout_index,
-        "agent_path": path,
-        "call_index": key.call_index,
-        "status": str(reward.status),
-        "reason": reward.reason,
-        "reward": reward.reward,
-        "format": reward.format.value,
-        "correct": reward.correct.value,
-        "main_correct": reward.main_correct.value,
-        "expert": reward.expert.value,
+        "trajectory_id": [one.trajectory_id for one in rewards],
+        "parent_id": [parent_id for _, _, parent_id, _, _ in members],
+        "agent": agents,
+        "query_position": [position for position, *_ in members],
+        "query_id": [key.query_id for *_, key, _ in members],
+        "rollout_index": [key.rollout_index for *_, key, _ in members],
+        "agent_path": [path for _, path, *_ in members],
+        "call_index": [key.call_index for *_, key, _ in members],
+        "status": [str(one.status) for one in rewards],
+        "reason": [one.reason for one in rewards],
+        "reward": [one.reward for one in rewards],
+        "format": [one.format.value for one in rewards],
+        "correct": [one.correct.value for one in rewards],
+        "main_correct": [one.main_correct.value for one in rewards],
+        "expert": [one.expert.value for one in rewards],
+        **{name: [fixed[agent][name] for agent in agents] for name in _FIXED},
     }

@@ -1,6 +1,7 @@
 """Between `Trajectory` and its table, both ways, without loss."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -30,7 +31,13 @@ _TURN_FIELDS = (
 _MESSAGE_FIELDS = ("role", "content", "name")
 _SCALARS = [name for name in OUTCOME_COLUMNS if name not in ("turns", "messages")]
 _Record = TypeVar("_Record")
-_EMPTY = np.zeros(0)
+_NO_TOKENS: dict[str, np.ndarray] = {
+    "token_ids": np.zeros(0, np.int32),
+    "loss_mask": np.zeros(0, np.bool_),
+    "logprobs": np.zeros(0, np.float32),
+}
+_STATUS = {str(one): one for one in Status}
+_STOP_REASON = {str(one): one for one in StopReason}
 
 
 def trajectories_table(trajectories: Sequence[tuple[int, Trajectory]]) -> pa.Table:
@@ -52,9 +59,13 @@ def trajectories_of(table: pa.Table) -> list[Trajectory]:
     messages = _records(table.column("messages"), _MESSAGE_FIELDS, Message)
     rows = table.select(_SCALARS).to_pylist()
     return [
-        _trajectory(row, turns[index], messages[index], {name: arrays[index] for name, arrays in tokens.items()})
+        _trajectory(row, turns[index], messages[index], _tokens_at(tokens, index) if tokens else _NO_TOKENS)
         for index, row in enumerate(rows)
     ]
+
+
+def _tokens_at(tokens: Mapping[str, Sequence[np.ndarray]], index: int) -> dict[str, np.ndarray]:
+    return {name: arrays[index].astype(_NO_TOKENS[name].dtype) for name, arrays in tokens.items()}
 
 
 def list_arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
@@ -151,27 +162,33 @@ def _ragged(arrays: Iterable[np.ndarray], type_: pa.DataType, dtype: Any, name: 
 
 
 def _trajectory(
-    row: dict[str, Any], turns: tuple[Turn, ...], messages: tuple[Message, ...], tokens: dict[str, np.ndarray]
+    row: dict[str, Any], turns: tuple[Turn, ...], messages: tuple[Message, ...], tokens: Mapping[str, np.ndarray]
 ) -> Trajectory:
-    head, *rest = row["agent_path"].split("/")
-    steps = [PathStep(head, 0)]
-    for step in rest:
-        index, _, agent = step.partition(":")
-        steps.append(PathStep(agent, int(index)))
-    key = TrajectoryKey(row["run"], row["iteration"], row["query_id"], row["rollout_index"], tuple(steps))
+    key = TrajectoryKey(row["run"], row["iteration"], row["query_id"], row["rollout_index"], _path(row["agent_path"]))
     return Trajectory(
         key=key,
         policy=row["policy"],
-        token_ids=tokens.get("token_ids", _EMPTY).astype(np.int32),
-        loss_mask=tokens.get("loss_mask", _EMPTY).astype(np.bool_),
-        logprobs=tokens.get("logprobs", _EMPTY).astype(np.float32),
+        token_ids=tokens["token_ids"],
+        loss_mask=tokens["loss_mask"],
+        logprobs=tokens["logprobs"],
         segment_starts=tuple(row["segment_starts"]),
         turns=turns,
         messages=messages,
         task=row["task"],
         reply=row["reply"],
         temperature=row["temperature"],
-        status=Status(row["status"]),
-        stop_reason=StopReason(row["stop_reason"]),
+        status=_STATUS.get(row["status"]) or Status(row["status"]),
+        stop_reason=_STOP_REASON.get(row["stop_reason"]) or StopReason(row["stop_reason"]),
         failure=row["failure"],
     )
+
+
+@lru_cache(maxsize=4096)
+def _path(agent_path: str) -> tuple[PathStep, ...]:
+    """An agent path back from its text; an iteration has few that differ."""
+    head, *rest = agent_path.split("/")
+    steps = [PathStep(head, 0)]
+    for step in rest:
+        index, _, agent = step.partition(":")
+        steps.append(PathStep(agent, int(index)))
+    return tuple(steps)
