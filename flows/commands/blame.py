@@ -41,16 +41,18 @@ def blame(
         from infra.blame import ranking
         from infra.blame.delegations import delegations as delegations_of
         from infra.blame.render import render_blame, render_delegations
+        from infra.store.making_sense import making_sense_of
         from infra.store.runs import open_store, require_run
 
         found = require_run(open_store(store), run)
         if delegations:
             if gradients or trajectory:
                 raise ConfigError("--delegations counts in advantages: it takes neither --gradients nor --trajectory.")
-            credit = delegations_of(found, policy, store=store, version=version, iteration=iteration, top=top)
+            with making_sense_of(found):
+                credit = delegations_of(found, policy, store=store, version=version, iteration=iteration, top=top)
             print_json(credit.to_json()) if as_json else render_delegations(credit)
             return
-        with tempfile.TemporaryDirectory(prefix="mgrpo-policies-") as cache:
+        with tempfile.TemporaryDirectory(prefix="mgrpo-policies-") as cache, making_sense_of(found):
             report = ranking.blame(
                 found,
                 policy,

@@ -35,10 +35,13 @@ def inspect(
     """
     with errors_to_exit_codes(interrupted="Interrupted. Nothing was changed.", damaged=1):
         from infra.inspection.report import Asked, inspect_iteration
+        from infra.store.making_sense import making_sense_of
         from infra.store.runs import open_store, require_run
 
         asked = Asked(query, rollout, agent, text, sign, None if status is None else str(status), tokens)
-        found = inspect_iteration(require_run(open_store(store), run), iteration, asked)
+        stored_run = require_run(open_store(store), run)
+        with making_sense_of(stored_run):
+            found = inspect_iteration(stored_run, iteration, asked)
         if as_json:
             print_json(found.to_json())
         else:

@@ -1,10 +1,13 @@
 """Who moved a policy: the ranking from the tables, and exact gradients from the stored policy."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -187,11 +190,22 @@ def test_the_command_says_what_there_is(program, trained):
 
 
 def test_damage_is_told_with_exit_code_1(program, trained, tmp_path):
-    import shutil
-
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path: Path = iteration_folder(tmp_path, 1) / "advantages.parquet"
     path.write_bytes(path.read_bytes()[:100])
     ended = program.run("blame", "r", "main", "--store", tmp_path)
     assert ended.code == 1
     assert "advantages.parquet: not a whole Parquet file" in ended.err
+
+
+def test_a_table_that_makes_no_sense_is_damage_too(program, trained, tmp_path):
+    """Rewards of a query that the iteration has not: no reader's hash, schema or row count finds it."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    path = iteration_folder(tmp_path) / "rewards.parquet"
+    rewards = pq.read_table(path)
+    place = rewards.schema.get_field_index("query_id")
+    other = pa.array(["never asked"] * rewards.num_rows)
+    pq.write_table(rewards.set_column(place, rewards.schema.field(place), other), path)
+    for words in (["blame", "r", "sub", "--iteration", 0, "--delegations"], ["inspect", "r", 0, "@0", "--rollout", 0]):
+        ended = program.run(*words, "--store", tmp_path)
+        assert (ended.code, "makes no sense" in ended.err) == (1, True), ended.err
