@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mgrpo_core.config.policies import LOCAL_SERVER
+from mgrpo_core.config.secrets import credentials_in
 
 if TYPE_CHECKING:
     from mgrpo_core.config.run import RunConfig
@@ -23,6 +24,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 def problems_of(config: "RunConfig") -> list[str]:
     """Every broken rule, as a sentence; empty when the config is sound."""
+    if secrets := list(_credentials(config)):  # alone: other messages repeat what they refuse
+        return secrets
     found = [*_names(config), *_references(config)]
     if found:  # the rules below follow references
         return found
@@ -36,6 +39,14 @@ def problems_of(config: "RunConfig") -> list[str]:
         *_correction(config),
         *_pools(config),
     ]
+
+
+def _credentials(config: "RunConfig") -> Iterator[str]:
+    for place, kind in credentials_in(config.model_dump(mode="json")):
+        yield (
+            f"{place}: holds credentials ({kind}), and a config is stored, shown and exported. Leave them out; give "
+            "them in the environment of whoever needs them (VLLM_API_KEY for a policy's servers), or as its role."
+        )
 
 
 def _known(names: Iterable[str]) -> str:

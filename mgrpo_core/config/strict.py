@@ -6,4 +6,10 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """A part of the config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # what is refused may be a credential
+    )
