@@ -2,7 +2,7 @@
 
 import typer
 
-from flows.commands import blame, deploy, inspect, replay, serve, store, train, ui, up
+from flows.commands import blame, deploy, inspect, replay, serve, store, train, transfer, ui, up
 
 app = typer.Typer(
     name="mgrpo",
@@ -21,6 +21,8 @@ app.command()(up.down)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command()(store.runs)
 app.command()(store.verify)
+app.command()(transfer.export)
+app.command("import")(transfer.import_run)
 app.command()(inspect.inspect)
 app.command()(ui.ui)
 app.command()(replay.replay)

@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra.store.manifests import newest_committed, read_manifest
-from infra.store.runs import open_store, require_run, run_names
+from infra.store.manifests import read_manifest
+from infra.store.runs import StoredRun, open_store, require_run, run_names
+from infra.store.stored_iteration import committed_iterations
 from infra.store.verify import verify_run
 from mgrpo_core.errors import StoreError
 
@@ -19,10 +20,10 @@ def list_runs(store: str) -> list[dict[str, Any]]:
     for name in run_names(files):
         record: dict[str, Any] = {"run": name, "iterations": 0, "committed_at": None, "policies": {}, "problem": None}
         try:
-            newest = newest_committed(files, name)
-            record["iterations"] = newest + 1
-            if newest >= 0:
-                manifest = read_manifest(files, name, newest).manifest
+            there = committed_iterations(StoredRun(files, name))
+            record["iterations"] = len(there)
+            if there:
+                manifest = read_manifest(files, name, there[-1]).manifest
                 record["committed_at"] = manifest.created_at
                 record["policies"] = {policy: step.to_version for policy, step in manifest.policies.items()}
         except StoreError as error:
@@ -57,6 +58,8 @@ def render_verification(report: dict[str, Any]) -> None:
         console.print(
             f"Run {report['run']}: {report['iterations']} iterations, {report['files']} files, {size:.1f} MiB: sound."
         )
+        for left_out in report["not_included"]:
+            console.print(f"  not included: {left_out}", markup=False)
         return
     last = report["usable_through"]
     usable = f"Usable through iteration {last}." if last >= 0 else "No iteration is usable."

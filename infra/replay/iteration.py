@@ -10,6 +10,7 @@ from pathlib import Path
 from infra.replay.credit import replay_advantages, replay_alignment, replay_rewards
 from infra.replay.verdicts import Difference, Outcome, ReplayReport, StageVerdict, Through, unreadable
 from infra.store.code_version import code_version
+from infra.store.export_record import read_partial, require_policies
 from infra.store.manifests import Manifest, read_manifest
 from infra.store.runs import StoredRun, open_store, require_run
 from infra.store.stored_iteration import StoredIteration, open_stored, require_committed
@@ -42,9 +43,11 @@ async def replay_iteration(run: StoredRun, iteration: int, *, through: Through, 
         through: the last stage.
         cache: where policy versions are downloaded to from a store that is not local.
 
-    Raises: ConfigError if the iteration is not committed.
+    Raises: ConfigError if the iteration is not committed, or if the run is an export without the policies to update.
     """
     require_committed(run, iteration)
+    if through == "update":
+        require_policies(run.files, run.name)
     verdicts: list[StageVerdict] = []
     seconds: dict[str, float] = {}
     with _timed(seconds, "manifest"):
@@ -62,7 +65,7 @@ async def replay_iteration(run: StoredRun, iteration: int, *, through: Through, 
 
         with _timed(seconds, "updates"):
             verdicts.extend(replay_updates(stored, cache))
-    return ReplayReport(run.name, iteration, through, tuple(verdicts), _notes(stored.manifest), seconds)
+    return ReplayReport(run.name, iteration, through, tuple(verdicts), _notes(run, stored.manifest), seconds)
 
 
 def _opened(run: StoredRun, iteration: int) -> tuple[StageVerdict, StoredIteration | None]:
@@ -81,9 +84,10 @@ def _opened(run: StoredRun, iteration: int) -> tuple[StageVerdict, StoredIterati
 
 def _chain(run: StoredRun, stored: StoredIteration) -> Difference | None:
     manifest = stored.manifest
-    before = read_manifest(run.files, run.name, manifest.iteration - 1) if manifest.iteration else None
+    linked = not _link_left_out(run, manifest)
+    before = read_manifest(run.files, run.name, manifest.iteration - 1) if manifest.iteration and linked else None
     parent = before.sha256 if before else None
-    if manifest.parent_sha256 != parent:
+    if linked and manifest.parent_sha256 != parent:
         words = (manifest.parent_sha256 or "none")[:12], (parent or "none")[:12]
         return Difference(None, None, "parent, the manifest before it", *words)
     lineage = stored.config.lineage_sha256()
@@ -119,8 +123,17 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.perf_counter() - start
 
 
-def _notes(manifest: Manifest) -> tuple[str, ...]:
+def _link_left_out(run: StoredRun, manifest: Manifest) -> bool:
+    """Whether the iteration before is not here, because the run is an export of others."""
+    partial = read_partial(run.files, run.name)
+    return partial is not None and manifest.iteration in partial.links_left_out()
+
+
+def _notes(run: StoredRun, manifest: Manifest) -> tuple[str, ...]:
     here = code_version()
-    if manifest.code_version == here:
-        return ()
-    return (f"other code: the iteration was computed by {manifest.code_version}, this replay by {here}.",)
+    notes: list[str] = []
+    if _link_left_out(run, manifest):
+        notes.append(f"iteration {manifest.iteration - 1} is not in this export: the link to it was not checked.")
+    if manifest.code_version != here:
+        notes.append(f"other code: the iteration was computed by {manifest.code_version}, this replay by {here}.")
+    return tuple(notes)

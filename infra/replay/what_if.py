@@ -16,6 +16,7 @@ from infra.replay.credit_changes import AgentChange, credit_changes
 from infra.replay.overrides import Variation, variations
 from infra.replay.policy_changes import PolicyChange
 from infra.replay.verdicts import Through
+from infra.store.export_record import require_policies
 from infra.store.runs import StoredRun, open_store, require_run
 from infra.store.stored_iteration import StoredIteration, open_stored
 from mgrpo_core.config import RunConfig
@@ -67,6 +68,8 @@ async def what_if(run: StoredRun, iteration: int, settings: Sequence[str], *, th
     Raises: ConfigError, TableIntegrityError.
     """
     stored = open_stored(run, iteration)
+    if through == "update":
+        require_policies(run.files, run.name)
     tried = variations(stored.config, settings)
     before = stored.table("advantages")
     advantages = [await advantages_under(stored, one.config) for one in tried]

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from infra.store import layout
 from infra.store.address import file_system, is_s3
 from infra.store.disk import TEMPORARY, create_file, sync_folder, temporary_file
-from infra.store.hashing import HashingFile, sha256_of
+from infra.store.hashing import HashingFile, sha256_and_size, sha256_of
 from infra.store.write_errors import as_store_errors
 from mgrpo_core.errors import AlreadyCommittedError, StoreNotWritableError, TableIntegrityError
 
@@ -274,6 +274,8 @@ class StoreFiles:
         """
         digest, size = hashlib.sha256(), 0
         try:
+            if (local := self.local(path)) is not None:
+                return sha256_and_size(local)
             with self.open(path) as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)

@@ -40,5 +40,10 @@ class HashingFile:
 
 def sha256_of(local: Path) -> str:
     """Hash of a file of this machine."""
-    with local.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_and_size(local)[0]
+
+
+def sha256_and_size(local: Path) -> tuple[str, int]:
+    """Hash of a file of this machine, and how many bytes were hashed. Other threads run meanwhile."""
+    with local.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

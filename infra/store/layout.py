@@ -45,6 +45,11 @@ def run_file(run: str) -> str:
     return f"{run_folder(run)}/run.json"
 
 
+def export_file(run: str) -> str:
+    """What an export holds; beside a run that was imported in part, what there is of it."""
+    return f"{run_folder(run)}/export.json"
+
+
 def creation_folder(run: str) -> str:
     """Who writes the run's first files; empty once they are written."""
     return f"{run_folder(run)}/creation"
@@ -122,6 +127,11 @@ def version_file(run: str, folder: str, version: int) -> str:
 def aside_folder(run: str) -> str:
     """Where what a resume cannot use is moved; nothing in it is ever read or deleted."""
     return f"{run_folder(run)}/aside"
+
+
+def import_folder(key: str) -> str:
+    """Where an import waits until all of it is verified. No reader looks there: it is no run name."""
+    return f".tmp-import-{key}"
 
 
 def evaluations_folder(run: str) -> str:

@@ -178,8 +178,16 @@ def require_base(files: StoreFiles, found: PolicyVersion, base: PolicyBase) -> P
     return there
 
 
-def version_faults(files: StoreFiles, found: PolicyVersion) -> list[str]:
-    """What differs between a version's files and its record; every byte is read, of a base its record."""
+def version_faults(
+    files: StoreFiles, found: PolicyVersion, sha256_of: Callable[[str], tuple[str, int]] | None = None
+) -> list[str]:
+    """What differs between a version's files and its record; every byte is read, of a base its record.
+
+    Args:
+        files: the store.
+        found: the version.
+        sha256_of: hash and size of a file by its path; None = read here, one after the other.
+    """
     faults = []
     if found.base is not None:
         try:
@@ -188,7 +196,7 @@ def version_faults(files: StoreFiles, found: PolicyVersion) -> list[str]:
             faults.append(str(error))
     for name, ref in found.files.items():
         try:
-            sha256, size = files.sha256(ref.path)
+            sha256, size = (sha256_of or files.sha256)(ref.path)
         except TableIntegrityError as error:
             faults.append(str(error))
             continue

@@ -5,14 +5,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from infra.store import layout
+from infra.store.export_record import named_iterations, read_partial
 from infra.store.files import StoreFiles
 from infra.store.manifests import CommittedManifest, is_committed, newest_committed, read_manifest
 from infra.store.policies import require_base, require_version, version_faults
 from infra.store.probe import probe
 from infra.store.staging import clear_staging
 from mgrpo_core.config import RunConfig
-from mgrpo_core.errors import RunConflictError, SchemaVersionError, StoreError, TableIntegrityError
+from mgrpo_core.errors import ConfigError, RunConflictError, SchemaVersionError, StoreError, TableIntegrityError
 
 RUN_VERSION = 1
 
@@ -96,6 +99,7 @@ def create_or_open_run(
     try:
         files.create(layout.run_file(name), (json.dumps(record, sort_keys=True, indent=1) + "\n").encode())
     except FileExistsError:
+        _refuse_partial(files, name)
         _check_lineage(files, name, config, accept_config_change)
     path = layout.config_file(name, config_sha256)
     if not files.holds(path):
@@ -112,16 +116,23 @@ def newest_config(run: StoredRun) -> RunConfig:
     if newest >= 0:
         sha256 = read_manifest(run.files, run.name, newest).manifest.config_sha256
         return read_config(run, sha256)
-    return read_config(run, _record(run.files, run.name).config_sha256)
+    return read_config(run, read_run_record(run.files, run.name).config_sha256)
 
 
 def read_config(run: StoredRun, sha256: str) -> RunConfig:
-    """Raises: TableIntegrityError if it is missing or differs from its hash."""
+    """Raises:
+    TableIntegrityError: it is missing or differs from its hash.
+    ConfigError: this mgrpo refuses it.
+    """
     path = layout.config_file(run.name, sha256)
     data = run.files.read(path)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise TableIntegrityError(f"{run.files.uri(path)}: content differs from its name, its sha256. Restore it.")
-    return RunConfig.model_validate_json(data)
+    try:
+        return RunConfig.model_validate_json(data)
+    except ValidationError as error:
+        told = "; ".join(found["msg"].removeprefix("Value error, ") for found in error.errors(include_input=False))
+        raise ConfigError(f"{run.files.uri(path)}: this mgrpo refuses the config. {told}") from None
 
 
 def resume_point(run: StoredRun) -> ResumePoint:
@@ -221,8 +232,18 @@ def _set_aside(run: StoredRun, path: str) -> str:
     return run.files.uri(run.files.move_aside(path, layout.aside_folder(run.name)))
 
 
+def _refuse_partial(files: StoreFiles, name: str) -> None:
+    partial = read_partial(files, name)
+    if partial is not None:
+        raise RunConflictError(
+            f"run {name!r} in {files.url} is a part of a run: iterations {named_iterations(partial.iterations)}"
+            f"{'' if partial.policies else ', without policies'}. It can be read and replayed, not continued. Give "
+            "another name with --run, or import the whole run."
+        )
+
+
 def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool) -> None:
-    lineage = _record(files, name).lineage_sha256
+    lineage = read_run_record(files, name).lineage_sha256
     newest = newest_committed(files, name)
     if newest >= 0:
         lineage = read_manifest(files, name, newest).manifest.lineage_sha256
@@ -235,7 +256,7 @@ def _check_lineage(files: StoreFiles, name: str, config: RunConfig, accept: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _RunRecord:
+class RunRecord:
     """What `run.json` says of the run's creation."""
 
     name: str
@@ -243,7 +264,11 @@ class _RunRecord:
     lineage_sha256: str
 
 
-def _record(files: StoreFiles, name: str) -> _RunRecord:
+def read_run_record(files: StoreFiles, name: str) -> RunRecord:
+    """Raises:
+    TableIntegrityError: it is missing, is none, or is of another run.
+    SchemaVersionError: written by a newer mgrpo.
+    """
     path = layout.run_file(name)
     data = files.read(path)
     try:
@@ -253,7 +278,7 @@ def _record(files: StoreFiles, name: str) -> _RunRecord:
             raise SchemaVersionError(
                 f"{files.uri(path)}: version {version}, this mgrpo reads up to {RUN_VERSION}. Install a newer mgrpo."
             )
-        record = _RunRecord(**raw)
+        record = RunRecord(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableIntegrityError(f"{files.uri(path)}: is no run record ({error}). Restore it.") from error
     if record.name != name:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from infra.store import layout
+from infra.store.export_record import named_iterations, read_partial
 from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import Manifest, is_committed, newest_committed, read_manifest
 from infra.store.runs import StoredRun, read_config
@@ -83,9 +84,18 @@ def open_stored(run: StoredRun, iteration: int) -> StoredIteration:
 def require_committed(run: StoredRun, iteration: int) -> None:
     """Raises: ConfigError if the iteration is not committed."""
     if not is_committed(run.files, run.name, iteration):
-        count = newest_committed(run.files, run.name) + 1
-        there = f"0 to {count - 1}" if count else "none yet"
+        found = committed_iterations(run)
+        if isinstance(found, range):
+            there = f"0 to {len(found) - 1}" if found else "none yet"
+        else:
+            there = named_iterations(found)
         raise ConfigError(f"iteration {iteration} of run {run.name!r} is not committed. Committed: {there}.")
+
+
+def committed_iterations(run: StoredRun) -> Sequence[int]:
+    """The iterations that there are, ascending; of a run that is here in part, those that it is."""
+    partial = read_partial(run.files, run.name)
+    return partial.iterations if partial else range(newest_committed(run.files, run.name) + 1)
 
 
 def _shard(prefix: str, place: tuple[str, int], agent: str, number: int) -> str:

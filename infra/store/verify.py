@@ -1,12 +1,15 @@
 """Is a run whole? Every file, row and link against the manifests; every fault named, and what is still usable."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from infra.store import layout
-from infra.store.files import FileRef
+from infra.store.export_record import ExportRecord, read_partial
+from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import CommittedManifest, Manifest, PolicyStep, newest_committed, read_manifest
 from infra.store.policies import PolicyVersion, require_version, version_faults
 from infra.store.runs import StoredRun, read_config
@@ -15,6 +18,11 @@ from infra.store.tables import read_table
 from mgrpo_core.errors import StoreError, TableIntegrityError
 
 _SMALL = {"queries": QUERIES, "rewards": REWARDS, "alignment": ALIGNMENT, "advantages": ADVANTAGES}
+
+
+_READERS = 4
+"""Two cores hash two files; the others wait for object storage."""
+_NO_IDS = pa.chunked_array([], pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class Verification:
     Attributes:
         iterations: committed ones.
         usable_through: the newest iteration up to which the whole chain is sound; -1 if none is.
+        not_included: of a run that is here in part, what was left out and could not be checked, in words.
     """
 
     run: str
@@ -41,6 +50,7 @@ class Verification:
     bytes: int
     faults: tuple[Fault, ...]
     usable_through: int
+    not_included: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -52,21 +62,76 @@ def verify_run(run: StoredRun) -> Verification:
 
     Raises: SchemaVersionError, StoreError: the run is of a newer mgrpo, or there is none.
     """
-    faults: list[Fault] = []
-    newest = newest_committed(run.files, run.name)
-    later = _orphans(run, newest)
-    faults.extend(later)
-    count = size = 0
+    partial = read_partial(run.files, run.name)
+    checked = _Checked()
+    if partial is None:
+        numbers: Sequence[int] = range(newest_committed(run.files, run.name) + 1)
+        faults = list(_orphans(run, len(numbers) - 1))
+    else:
+        numbers, faults = partial.iterations, []
     parent: CommittedManifest | None = None
-    for iteration in range(newest + 1):
-        found = _Iteration(run, iteration)
-        parent = found.check(parent)
-        faults.extend(found.faults)
-        count += found.files
-        size += found.bytes
-    broken = [fault.iteration for fault in faults]
-    usable = min(broken, default=newest + 1) - 1
-    return Verification(run.name, newest + 1, count, size, tuple(faults), usable)
+    with ThreadPoolExecutor(_READERS, "mgrpo-verify") as pool:
+        hashes = _Hashes(run.files, pool)
+        for iteration in numbers:
+            if parent is not None and parent.manifest.iteration != iteration - 1:
+                parent = None
+            found = _Iteration(run, iteration, hashes, checked, policies=partial is None or partial.policies)
+            parent = found.check(parent)
+            faults.extend(found.faults)
+        if partial is not None:
+            faults.extend(_beside_the_iterations(partial, hashes, checked))
+    first_broken = min((fault.iteration for fault in faults), default=None)
+    usable = max((one for one in numbers if first_broken is None or one < first_broken), default=-1)
+    left_out = partial.left_out() if partial else ()
+    return Verification(run.name, len(numbers), checked.files, checked.bytes, tuple(faults), usable, left_out)
+
+
+@dataclass(slots=True)
+class _Checked:
+    """Files whose bytes were read."""
+
+    paths: set[str] = field(default_factory=set)
+    files: int = 0
+    bytes: int = 0
+
+    def add(self, ref: FileRef, size: int) -> None:
+        self.paths.add(ref.path)
+        self.files += 1
+        self.bytes += size
+
+
+class _Hashes:
+    """Hashes of files, several at a time: hashing holds no lock of Python's, and S3 answers side by side."""
+
+    def __init__(self, files: StoreFiles, pool: ThreadPoolExecutor) -> None:
+        self._files = files
+        self._pool = pool
+        self._begun: dict[str, Future[tuple[str, int]]] = {}
+
+    def begin(self, path: str) -> None:
+        """Have it hashed; `of` waits for it."""
+        if path not in self._begun:
+            self._begun[path] = self._pool.submit(self._files.sha256, path)
+
+    def of(self, path: str) -> tuple[str, int]:
+        """Hash and size. Raises: TableIntegrityError if there is no such file."""
+        self.begin(path)
+        return self._begun.pop(path).result()
+
+
+def _beside_the_iterations(partial: ExportRecord, hashes: "_Hashes", checked: _Checked) -> Iterator[Fault]:
+    """What an export has besides: versions that an iteration starts from, configs, evaluations."""
+    for name, ref in partial.files.items():
+        if ref.path in checked.paths:
+            continue
+        try:
+            sha256, size = hashes.of(ref.path)
+        except TableIntegrityError as error:
+            yield Fault(partial.iterations[0], name, str(error))
+            continue
+        checked.add(ref, size)
+        if (sha256, size) != (ref.sha256, ref.bytes):
+            yield Fault(partial.iterations[0], name, "changed after it was exported. Import or export it again.")
 
 
 def _orphans(run: StoredRun, newest: int) -> Iterable[Fault]:
@@ -81,12 +146,15 @@ def _orphans(run: StoredRun, newest: int) -> Iterable[Fault]:
 class _Iteration:
     """The check of one iteration."""
 
-    def __init__(self, run: StoredRun, iteration: int) -> None:
+    def __init__(
+        self, run: StoredRun, iteration: int, hashes: "_Hashes", checked: "_Checked", *, policies: bool
+    ) -> None:
         self._run = run
         self._iteration = iteration
+        self._hashes = hashes
+        self._checked = checked
+        self._with_policies = policies
         self.faults: list[Fault] = []
-        self.files = 0
-        self.bytes = 0
 
     def check(self, parent: CommittedManifest | None) -> CommittedManifest | None:
         """Returns the manifest for the next one's check; None where it cannot be read."""
@@ -108,11 +176,14 @@ class _Iteration:
             read_config(run, manifest.config_sha256)
         except (TableIntegrityError, ValueError) as error:
             self._fault("config", str(error))
+        for ref in manifest.files.values():
+            self._hashes.begin(ref.path)
         whole = [self._same_bytes(name, ref) for name, ref in manifest.files.items()]
         self._strangers(manifest)
         if all(whole):
             self._links(manifest.files)
-        self._policies(committed, parent)
+        if self._with_policies:
+            self._policies(committed, parent)
         return committed
 
     def _fault(self, where: str, what: str) -> None:
@@ -132,12 +203,11 @@ class _Iteration:
             self._fault(name, f"the manifest places it at {ref.path}, outside this iteration. Restore the manifest.")
             return False
         try:
-            sha256, size = self._run.files.sha256(ref.path)
+            sha256, size = self._hashes.of(ref.path)
         except TableIntegrityError as error:
             self._fault(name, str(error))
             return False
-        self.files += 1
-        self.bytes += size
+        self._checked.add(ref, size)
         if (sha256, size) != (ref.sha256, ref.bytes):
             self._fault(
                 name,
@@ -159,30 +229,30 @@ class _Iteration:
             self._fault("manifest.json", f"names no {', '.join(missing)}. Restore the manifest.")
             return
         try:
-            trajectories: set[str] = set()
-            parents: set[str] = set()
-            rows = 0
-            queries = set(self._table(files, "queries.parquet", QUERIES, ["query_id"]).column(0).to_pylist())
+            queries = self._table(files, "queries.parquet", QUERIES, ["query_id"]).column(0)
+            ids, parents = [_NO_IDS], [_NO_IDS]
             for name in files:
                 if name.startswith("trajectories/"):
                     table = self._table(files, name, TRAJECTORIES, ["trajectory_id", "parent_id", "query_id"])
-                    rows += table.num_rows
-                    trajectories.update(table.column("trajectory_id").to_pylist())
-                    parents.update(one for one in table.column("parent_id").to_pylist() if one is not None)
-                    strangers = set(table.column("query_id").to_pylist()) - queries
+                    ids.append(table.column("trajectory_id"))
+                    parents.append(table.column("parent_id"))
+                    strangers = _missing(table.column("query_id"), queries)
                     if strangers:
                         self._fault(name, f"query {min(strangers)!r} is not in queries.parquet.")
-            if orphans := parents - trajectories:
+            trajectories, parent_ids = (
+                pa.chunked_array([c for one in part for c in one.chunks], pa.string()) for part in (ids, parents)
+            )
+            rows = len(trajectories)
+            if orphans := _missing(parent_ids, trajectories):
                 self._fault("trajectories", f"{len(orphans)} parents are no trajectory, the first {min(orphans)}.")
-            if len(trajectories) != rows:
-                self._fault("trajectories", f"{rows - len(trajectories)} trajectory ids come twice.")
+            if repeated := rows - _distinct(trajectories):
+                self._fault("trajectories", f"{repeated} trajectory ids come twice.")
             for table_name in ("rewards", "alignment", "advantages"):
                 name = f"{table_name}.parquet"
-                column = self._table(files, name, _SMALL[table_name], ["trajectory_id"]).column(0).to_pylist()
-                strangers = {one for one in column if one is not None} - trajectories
-                if strangers:
+                column = self._table(files, name, _SMALL[table_name], ["trajectory_id"]).column(0)
+                if strangers := _missing(column, trajectories):
                     self._fault(name, f"{len(strangers)} rows name no trajectory, the first {min(strangers)}.")
-                if table_name != "alignment" and (len(column) != rows or len(set(column)) != rows):
+                if table_name != "alignment" and (len(column) != rows or _distinct(column) != rows):
                     self._fault(name, f"{len(column)} rows for {rows} trajectories, expected one each.")
         except StoreError as error:
             self._fault("tables", f"{type(error).__name__}: {error}")
@@ -211,10 +281,12 @@ class _Iteration:
                 self._same_version(where, version)
 
     def _same_version(self, where: str, version: PolicyVersion) -> None:
-        for fault in version_faults(self._run.files, version):
+        for ref in version.files.values():
+            self._hashes.begin(ref.path)
+        for fault in version_faults(self._run.files, version, self._hashes.of):
             self._fault(where, fault)
-        self.files += len(version.files)
-        self.bytes += sum(ref.bytes for ref in version.files.values())
+        for ref in version.files.values():
+            self._checked.add(ref, ref.bytes)
 
     def _descent(self, where: str, policy: str, step: PolicyStep, version: PolicyVersion) -> None:
         """The version it was made from, and at the start of the chain that one's bytes."""
@@ -231,3 +303,14 @@ class _Iteration:
             )
         if step.from_version == 0:
             self._same_version(f"policies/{policy}/0", source)
+
+
+def _missing(column: pa.ChunkedArray, there: pa.ChunkedArray) -> list[str]:
+    """Values of a column that another one has not, each once; null is no value."""
+    known = pc.is_in(column, value_set=there)  # type: ignore[attr-defined]
+    return column.filter(pc.invert(known)).drop_null().unique().to_pylist()  # type: ignore[attr-defined]
+
+
+def _distinct(column: pa.ChunkedArray) -> int:
+    """How many values differ; null counts as one, as in a set."""
+    return pc.count_distinct(column, mode="all").as_py()  # type: ignore[attr-defined]
