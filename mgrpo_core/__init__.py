@@ -12,6 +12,7 @@ R      rollouts, over all queries (Q * K)
 N      members of one group (K for the main agent, K * D for a sub-agent),
        or members over all groups where a `group_N` says which is which
 M      rows of an alignment (slots filled, over all rollouts)
+C      cases: what credit would be, each with other rows left out
 B      sequences of a micro-batch
 T      tokens of a sequence
 V      vocabulary

@@ -14,11 +14,12 @@ from infra.credit.alignment import ALIGNED_COLUMNS, aligned_columns, members_of
 from infra.store.runs import StoredRun
 from infra.store.stored_iteration import StoredIteration
 from infra.traces.links import TraceLink
-from mgrpo_core.credit.leave_one_out import CreditChange, CreditRules, LeaveOneOut, credit_change
+from mgrpo_core.credit.leave_one_out import CreditChange, CreditRules, LeaveOneOut, LeftOut, credit_change
 from mgrpo_core.errors import ConfigError
 
 _compute: Any = pc  # its functions are made when it is imported; type checkers do not see them
 _COLUMNS = (*ALIGNED_COLUMNS, "parent_id", "query_position", "agent_path", "call_index", "reward")
+_AT_ONCE = 256  # cases: each copies its group
 _CREDIT = ("trajectory_id", "advantage", "weight", "included")
 
 
@@ -127,11 +128,13 @@ def delegation_credit(
     groups = _Groups(stored, query_ids, rewards)
     stored_credit = _stored_credit(stored)
     below = _below(rows)
-    found = [
-        _delegation(row, stored_credit.get(row["trajectory_id"]), below[row["trajectory_id"]], groups)
-        for row in rows
-        if row["agent"] in agents and position in (None, row["query_position"])
-    ]
+    wanted = [row for row in rows if row["agent"] in agents and position in (None, row["query_position"])]
+    found: list[Delegation] = []
+    for start in range(0, len(wanted), _AT_ONCE):
+        some = wanted[start : start + _AT_ONCE]
+        cases = [below[row["trajectory_id"]] for row in some]
+        for row, case, change in zip(some, cases, groups.changes_without(cases), strict=True):
+            found.append(_delegation(row, stored_credit.get(row["trajectory_id"]), len(case) - 1, change))
     return found, groups.equal(stored_credit)
 
 
@@ -160,14 +163,19 @@ class _Groups:
             self._ids[agent] = columns["trajectory_id"][members.row_N].tolist()
             self._place |= {one: (agent, index) for index, one in enumerate(self._ids[agent])}
 
-    def change_without(self, trajectory_ids: Sequence[str]) -> CreditChange:
-        """An invocation and all under it: each agent's own of them are left out of that agent's group."""
-        gone: dict[str, list[int]] = defaultdict(list)
-        for one in trajectory_ids:
-            if one in self._place:  # else it has no reward, and is in no group
-                agent, index = self._place[one]
-                gone[agent].append(index)
-        return credit_change([self._agents[agent].without(rows) for agent, rows in gone.items()])
+    def changes_without(self, cases: Sequence[Sequence[str]]) -> list[CreditChange]:
+        """For each case an invocation and all under it: each agent's own of them leave that agent's group."""
+        parts: list[list[LeftOut]] = [[] for _ in cases]
+        gone: dict[str, dict[int, list[int]]] = defaultdict(dict)
+        for case, trajectory_ids in enumerate(cases):
+            for one in trajectory_ids:
+                if one in self._place:  # else it has no reward, and is in no group
+                    agent, index = self._place[one]
+                    gone[agent].setdefault(case, []).append(index)
+        for agent, rows_of in gone.items():
+            for case, part in zip(rows_of, self._agents[agent].without_each(list(rows_of.values())), strict=True):
+                parts[case].append(part)
+        return [credit_change(part) for part in parts]
 
     def equal(self, stored: Mapping[str, Mapping[str, Any]]) -> bool:
         """Weights and advantages are those of the store, to the bit."""
@@ -198,7 +206,7 @@ def _below(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _delegation(
-    row: Mapping[str, Any], credit: Mapping[str, Any] | None, below: Sequence[str], groups: _Groups
+    row: Mapping[str, Any], credit: Mapping[str, Any] | None, below: int, change: CreditChange
 ) -> Delegation:
     weight, advantage = (credit["weight"], credit["advantage"]) if credit else (0.0, 0.0)
     return Delegation(
@@ -214,6 +222,6 @@ def _delegation(
         weight=weight,
         advantage=advantage,
         pull=weight * advantage if credit and credit["included"] else 0.0,
-        below=len(below) - 1,
-        change=groups.change_without(below),
+        below=below,
+        change=change,
     )

@@ -82,54 +82,81 @@ class LeaveOneOut:
         self._rows_of_group = np.split(by_group_N, ends_G[:-1]) if len(ends_G) else []
 
     def without(self, left_out: Sequence[int]) -> LeftOut:
-        """Credit of the others of a group.
+        """One of `without_each`."""
+        return self.without_each([left_out])[0]
+
+    def without_each(self, left_outs: Sequence[Sequence[int]]) -> list[LeftOut]:
+        """Credit of the others of a group, for several cases of what was left out, each on its own.
 
         In the mode `random` the rollout's copies are drawn again, by the same key, among fewer: part of the effect is
         another draw. In `weighted` all of it is the invocation's.
 
         Args:
-            left_out: rows of one rollout, at least one.
+            left_outs: of each case the rows of one rollout, at least one.
 
         Raises: ShapeError if there is none, or they are of two rollouts.
         """
-        gone = np.unique(np.asarray(left_out, dtype=np.int64))
-        rollouts = np.unique(self._rollout_N[gone])
-        if len(rollouts) != 1:
-            raise ShapeError(f"LeaveOneOut.without: rows of {len(rollouts)} rollouts, expected those of one.")
-        group = int(self._group_index_N[gone[0]])
-        rows = self._rows_of_group[group]
-        others = rows[~np.isin(rows, gone)]
-        siblings = np.flatnonzero(self._rollout_N[others] == rollouts[0])
-        weight_N = self.credit.weight_N[others]
-        # The picks of one rollout do not depend on the others: theirs stay as they are.
-        aligned = align(
-            np.zeros(len(siblings), dtype=np.int64),
-            self._rollout_key_R[rollouts],
-            self._rules.d,
-            self._rules.alignment,
-        )
-        weight_N[siblings] = member_weight(aligned, len(siblings))
-        return LeftOut(others, _taken(self.credit, others), self._compared(group, others, weight_N))
+        if not left_outs:
+            return []
+        gone_of = [np.asarray(rows, dtype=np.int64) for rows in left_outs]
+        rollout_C = np.array([self._only_rollout(gone) for gone in gone_of], dtype=np.int64)
+        group_C = np.array([self._group_index_N[gone[0]] for gone in gone_of])
+        rows_of = [self._others(group, gone) for group, gone in zip(group_C, gone_of, strict=True)]
+        rows = np.concatenate(rows_of)
+        case = np.repeat(np.arange(len(rows_of)), [len(others) for others in rows_of])
+        weight = self.credit.weight_N[rows]
+        # Each case is a rollout of its own to `align`, and a group of its own below: nothing else has changed. The
+        # picks of one rollout do not depend on the others, so theirs stay as they are.
+        siblings = np.flatnonzero(self._rollout_N[rows] == rollout_C[case])
+        aligned = align(case[siblings], self._rollout_key_R[rollout_C], self._rules.d, self._rules.alignment)
+        weight[siblings] = member_weight(aligned, len(siblings))
+        after = self._compared(rows, case, weight, group_C)
+        ends = np.cumsum([len(others) for others in rows_of])[:-1]
+        return [
+            LeftOut(others, _taken(self.credit, others), Credit(*parts))
+            for others, *parts in zip(
+                rows_of,
+                np.split(after.weight_N, ends),
+                np.split(after.advantage_N, ends),
+                np.split(after.included_N, ends),
+                strict=True,
+            )
+        ]
 
-    def _compared(self, group: int, rows: np.ndarray, weight_N: np.ndarray) -> Credit:
-        """Advantages of one group's rows under other weights."""
+    def _only_rollout(self, gone: np.ndarray) -> int:
+        rollouts = set(self._rollout_N[gone].tolist())
+        if len(rollouts) != 1:
+            raise ShapeError(f"LeaveOneOut.without_each: rows of {len(rollouts)} rollouts, expected those of one.")
+        return rollouts.pop()
+
+    def _others(self, group: int, gone: np.ndarray) -> np.ndarray:
+        rows = self._rows_of_group[group]
+        return np.delete(rows, np.searchsorted(rows, gone))  # a group's rows ascend
+
+    def _compared(self, rows: np.ndarray, case: np.ndarray, weight: np.ndarray, group_C: np.ndarray) -> Credit:
+        """Advantages under other weights, each case a group."""
         over_batch = self._rules.normalization == "batch_std"
-        one_group_N = np.zeros(len(rows), dtype=np.int64)
         found = grouped_advantages(
             self._reward_N[rows],
-            one_group_N,
-            weight_N,
+            case,
+            weight,
             normalization="center" if over_batch else self._rules.normalization,
             eps=self._rules.eps,
         )
-        advantage_N = found.advantage_N
+        advantage = found.advantage_N
         if over_batch:
-            square_sum_G, batch_weight_G = _spread(found)
-            square_sum = np.delete(self._square_sum_G, group).sum() + square_sum_G.sum()
-            batch_weight = np.delete(self._batch_weight_G, group).sum() + batch_weight_G.sum()
-            divisor = (np.sqrt(square_sum / batch_weight) if batch_weight else 0.0) + self._rules.eps
-            advantage_N = advantage_N / divisor if divisor > 0 else np.zeros(len(rows))
-        return Credit(weight_N, advantage_N, found.included_N)
+            divisor = (self._batch_std_of(found, group_C) + self._rules.eps)[case]
+            advantage = np.divide(advantage, divisor, out=np.zeros(len(rows)), where=divisor > 0)
+        return Credit(weight, advantage, found.included_N)
+
+    def _batch_std_of(self, found: GroupAdvantages, group_C: np.ndarray) -> np.ndarray:
+        """`batch_std` of each case: all groups but its own as they are, its own as it would be."""
+        square_sum_C, weight_C = np.zeros(len(group_C)), np.zeros(len(group_C))
+        square_sum_C[found.group_G], weight_C[found.group_G] = _spread(found)  # a case without others has no group
+        for place, group in enumerate(group_C):
+            square_sum_C[place] += np.delete(self._square_sum_G, group).sum()
+            weight_C[place] += np.delete(self._batch_weight_G, group).sum()
+        return np.sqrt(np.divide(square_sum_C, weight_C, out=np.zeros(len(group_C)), where=weight_C > 0))
 
 
 @dataclass(frozen=True, slots=True)

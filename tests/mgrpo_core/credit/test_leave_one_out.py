@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mgrpo_core.credit.advantages import grouped_advantages
 from mgrpo_core.credit.alignment import align, member_weight, rollout_keys
-from mgrpo_core.credit.leave_one_out import CreditRules, LeaveOneOut, LeftOut, credit_change
+from mgrpo_core.credit.leave_one_out import Credit, CreditRules, LeaveOneOut, LeftOut, credit_change
 from mgrpo_core.errors import ShapeError
 from tests.oracles import left_out_by_loop
 
@@ -80,6 +80,7 @@ def test_without_others_nothing_changes():
 def test_what_is_left_out_is_of_one_rollout(rows):
     with pytest.raises(ShapeError, match="expected those of one"):
         fixture(d=2).without(rows)
+    assert fixture(d=2).without_each([]) == []
 
 
 reward = st.sampled_from([0.0, 0.1, 0.35, 0.5, 1.0])
@@ -114,6 +115,26 @@ def test_it_is_what_a_loop_over_everything_gives_without_the_row(rows, rules, da
     np.testing.assert_allclose(
         found.after.advantage_N, [advantages[row] for row in found.others_N], rtol=1e-6, atol=1e-6
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(invocations, rules_of, st.data())
+def test_cases_do_not_know_of_each_other(rows, rules, data):
+    reward_N, group_N, rollout_N = batch(rows)
+    every = LeaveOneOut(reward_N, group_N, rollout_N, keys(6), rules)
+    cases = data.draw(st.lists(st.integers(0, len(rows) - 1).map(lambda row: [row]), max_size=6))
+    whole = data.draw(st.integers(0, len(rows) - 1))
+    cases.append(np.flatnonzero(rollout_N == rollout_N[whole]).tolist())
+    for case, found in zip(cases, every.without_each(cases), strict=True):
+        alone = every.without(case)
+        for part in ("others_N", "before", "after"):
+            one, other = getattr(found, part), getattr(alone, part)
+            fields = [(one, other)] if part == "others_N" else zip(columns_of(one), columns_of(other), strict=True)
+            assert all(a.tolist() == b.tolist() for a, b in fields)
+
+
+def columns_of(credit: Credit) -> tuple[np.ndarray, ...]:
+    return credit.weight_N, credit.advantage_N, credit.included_N
 
 
 @settings(max_examples=100, deadline=None)
