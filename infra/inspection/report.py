@@ -188,7 +188,7 @@ def _check_agent(stored: StoredIteration, agent: str | None) -> None:
 
 
 def _texts(run: StoredRun, stored: StoredIteration, nodes: Sequence[TraceNode]) -> dict[str, list[str] | None]:
-    from infra.ui.token_text import TokenTexts
+    from infra.traces.token_text import TokenTexts
 
     texts = TokenTexts(run)
     found: dict[str, list[str] | None] = {}

@@ -18,8 +18,8 @@ from infra.store.stored_iteration import StoredIteration, open_stored
 from infra.traces.filters import TraceFilter, select
 from infra.traces.index import trajectory_index
 from infra.traces.rollout import RolloutTrace, read_rollout
+from infra.traces.token_text import TokenTexts
 from infra.tracking.history import RunHistory
-from infra.ui.token_text import TokenTexts
 from mgrpo_core.config import RunConfig
 from mgrpo_core.trajectories import Query
 
