@@ -65,7 +65,10 @@ class PlayedServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256  # of 5, the system drops connections that come together, for a second
+
+        self._http = Server(("127.0.0.1", self._port), Handler)
         self._http.daemon_threads = True
         self._port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
