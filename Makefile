@@ -4,12 +4,13 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 VLLM_INSTALLED := .venv-vllm/.installed
+SERVE_TESTS := tests/infra/serving/vllm/test_serve.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm quickstart test check lint types imports deploy-files format bench lock
+.PHONY: help install vllm quickstart test test-vllm check lint types imports deploy-files format bench lock
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.8 GB, about 3 minutes)
 
@@ -21,6 +22,10 @@ quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, th
 
 test: check  ## every check, then every test; needs no GPU and no account
 	$(BIN)/pytest $(TESTS)
+
+# Files named test_real_* ask real servers, which are skipped elsewhere where there are none, and must be there here.
+test-vllm: $(INSTALLED) $(VLLM_INSTALLED)  ## the tests on real vLLM servers, which `make test` may skip (10 minutes)
+	MGRPO_TEST_VLLM=required $(BIN)/pytest $(or $(TESTS),$(sort $(shell find tests -name 'test_real_*.py')) $(SERVE_TESTS))
 
 check: lint types imports deploy-files  ## formatting, lint, types, the direction of imports, YAML and Dockerfiles
 
