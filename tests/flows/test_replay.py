@@ -5,19 +5,25 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from flows.replay import replay
+from infra.portable.exporting import export_stored
 from infra.replay.iteration import replay_stored
 from infra.replay.verdicts import Outcome, ReplayReport
+from infra.replay.what_if import what_if_stored
 from infra.store.runs import open_store, require_run
 from infra.store.verify import verify_run
+from mgrpo_core.errors import ConfigError
 from tests.flows.program import Program
 from tests.flows.stored import iteration_folder
 from tests.infra.replay.damage import ITERATION, KINDS, json_of, rows_of
+from tests.servers.seaweedfs import seaweedfs_endpoint
+
+__all__ = ["seaweedfs_endpoint"]
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ("main", "sub")
@@ -112,14 +118,57 @@ def test_a_reader_that_cannot_write_finds_the_same_and_leaves_every_file_as_it_w
         path.chmod(0o755)
 
 
-def test_a_run_that_is_not_on_this_machine_replays_the_same(trained):
-    memory = fsspec.filesystem("memory")
-    memory.put(str(trained / "r"), "/replayed/r", recursive=True)
-    try:
-        report = replay_stored("memory://replayed", "r", 1, "update")
-    finally:
-        memory.rm("/replayed", recursive=True)
+@pytest.fixture(scope="module")
+def on_s3(trained, seaweedfs_endpoint) -> Iterator[str]:
+    """The same run on a real S3 server, where an export brought it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", seaweedfs_endpoint)
+        export_stored(str(trained), "r", "s3://store/replayed", iterations=[0, 1])
+        yield "s3://store/replayed"
+
+
+def test_a_run_on_object_storage_replays_the_same(on_s3):
+    report = replay_stored(on_s3, "r", 1, "update")
     assert report.equal, report.conclusion()
+    assert outcomes(report)["update main"] is Outcome.EQUAL
+
+
+def test_other_settings_are_tried_on_object_storage_as_on_a_disk(on_s3, trained):
+    there, here = (what_if_stored(store, "r", 1, ["alignment.d=2"], "advantages") for store in (on_s3, str(trained)))
+    assert there == here
+
+
+def test_an_exported_iteration_verifies_and_replays_elsewhere_weights_included(program, trained, tmp_path):
+    archive, store = tmp_path / "one.tar.zst", tmp_path / "elsewhere"
+    for command in (
+        ("export", "r", archive, "--iteration", 1, "--store", trained),
+        ("import", archive, "--store", store),
+        ("verify", "r", "--store", store),
+    ):
+        ended = program.run(*command)
+        assert ended.code == 0, ended.err
+    assert "not included: iteration 0, so the link of iteration 1 to it was not checked" in ended.out
+
+    replayed = program.run("replay", "r", 1, "--store", store, "--json")
+    assert replayed.code == 0, replayed.err
+    assert json.loads(replayed.out)["notes"] == ["iteration 0 is not in this export: the link to it was not checked."]
+    again = program.run("import", archive, "--store", store)
+    assert again.code == 2
+    assert "the store has a run of that name" in again.err
+    nothing = program.run("replay", "r", 0, "--store", store)
+    assert nothing.code == 2
+    assert "Committed: 1." in nothing.err
+
+
+def test_an_export_without_policies_replays_through_advantages(trained, tmp_path):
+    export_stored(str(trained), "r", str(tmp_path), iterations=[1], policies=False)
+    assert replay_stored(str(tmp_path), "r", 1, "advantages").equal
+    for asked in (
+        lambda: replay_stored(str(tmp_path), "r", 1, "update"),
+        lambda: what_if_stored(str(tmp_path), "r", 1, ["alignment.d=2"], "update"),
+    ):
+        with pytest.raises(ConfigError, match="Give --through advantages"):
+            asked()
 
 
 def test_through_advantages_needs_no_model_and_no_torch(copy):
