@@ -24,7 +24,7 @@ from infra.store.trajectory_rows import trajectories_of
 from mgrpo_core.errors import ConfigError
 from mgrpo_core.trajectories import Rollout, Trajectory
 from tests.flows.program import Program
-from tests.flows.small_team import save_config
+from tests.flows.small_team import config_of, save_config
 from tests.flows.stored import iteration_folder, tables_sha256
 from tests.flows.stored import rows_of as rows
 
@@ -50,8 +50,11 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def stored(trained: Path) -> Path:
-    return trained
+def stored(program: Program, team: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of one iteration, both policies updated."""
+    store = tmp_path_factory.mktemp("stored")
+    _train(program, save_config(store / "run.yaml", config_of(team, team / "queries.jsonl")), store)
+    return store
 
 
 def _train(program: Program, config: Path, store: Path) -> None:
