@@ -51,6 +51,6 @@ async def compute_iteration(run: str, store: str, iteration: int | None, config:
             committed = await commit_iteration(
                 resources, at, trajectories, (rewards, alignment, advantages), updates, metrics
             )
-        await publish_policy(resources, committed)
+        metrics |= await publish_policy(resources, committed)  # the committed file of metrics cannot hold these
         await report_iteration(resources, committed, metrics, time.perf_counter() - started)
         return metrics

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import httpx
-
 from infra.serving.context_length import context_of
 from infra.serving.vllm.build import find_build
 from infra.serving.vllm.command import ServerSettings
+from infra.serving.vllm.connections import Connections
 from infra.serving.vllm.served_folder import served_folder
-from infra.serving.vllm.server_api import ServerApi
+from infra.serving.vllm.server_api import ServerApi, key_header
 from infra.serving.vllm.server_process import ServerProcess
-from infra.serving.vllm.weight_label import weight_label
+from infra.serving.vllm.weight_label import base_label, weight_label
+from infra.store.adapter_folder import is_adapter, whole_folder
 from infra.store.manifests import newest_committed, read_manifest
 from infra.store.policies import fetch_version, require_version
 from infra.store.runs import StoredRun, newest_config, open_store, policy_versions, require_run
@@ -67,14 +67,16 @@ def serve_policy(serving: Serving, say: Callable[[str], None]) -> int:
     found = require_version(stored.files, serving.run, serving.policy, config.store_folder_of(serving.policy), version)
     folder = fetch_version(stored.files, found, serving.cache).absolute()
     label = weight_label(found)
+    place = serving.cache.absolute() / "served" / base_label(label)
     server = ServerSettings(
         serving.policy,
-        served_folder(folder, serving.cache.absolute() / "served" / label),
+        served_folder(whole_folder(folder), place),
         settings.dtype,
         settings.context or context_of(folder),
         serving.host,
         serving.port,
         serving.extra,
+        settings.lora.rank if settings.lora is not None else None,
     )
     say(f"Starting vLLM {build.version} for policy {serving.policy}, version {version} of run {serving.run}.")
     if serving.host not in ("127.0.0.1", "::1", "localhost"):
@@ -82,7 +84,7 @@ def serve_policy(serving: Serving, say: Callable[[str], None]) -> int:
     with ServerProcess(build, server) as process, _handed_to(process) as stopped:
         try:
             process.wait_until_it_answers(settings.serving.start_deadline_s)
-            asyncio.run(_label(process.url, serving.policy, label))
+            asyncio.run(_label(process.url, serving.policy, label, folder if is_adapter(folder) else None))
         except PolicyServerError:
             if not stopped:
                 raise
@@ -98,9 +100,12 @@ def _newest(stored: StoredRun, config: RunConfig, policy: str) -> int:
     return policy_versions(config, manifest)[policy]
 
 
-async def _label(url: str, policy: str, label: str) -> None:
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
-        await ServerApi(http, url, policy).set_weight_label(label)
+async def _label(url: str, policy: str, label: str, adapter: Path | None) -> None:
+    async with Connections(key_header()) as http:
+        api = ServerApi(http, url, policy)
+        if adapter is not None:
+            await api.load_adapter(label, adapter)
+        await api.set_weight_label(label)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -103,8 +104,10 @@ class RunResources:
         """A stored version as a verified local folder."""
         return fetch_version(self.files, self.version(policy, version), self.cache)
 
-    def serve(self, versions: Mapping[str, int]) -> None:
+    def serve(self, versions: Mapping[str, int]) -> dict[str, float]:
         """Have the engine of every policy hold these versions; what it holds already is not loaded again.
+
+        Returns figures of the versions that were loaded: `publish/<policy>/…`, see docs/metrics.md.
 
         Raises: PolicyServerError, ConfigError: what an engine says that cannot.
         """
@@ -113,14 +116,13 @@ class RunResources:
                 self._start(policy, version)
         missing = {policy: number for policy, number in versions.items() if self.clients[policy].version != number}
         if not missing:
-            return
+            return {}
         # Side by side: servers take their time to start, and to load.
         threads = ThreadPoolExecutor(len(missing), thread_name_prefix="mgrpo-load")
         try:
             loads = [threads.submit(self._load, policy, number) for policy, number in missing.items()]
             wait(loads)
-            for load in loads:
-                load.result()
+            return {name: value for load in loads for name, value in load.result().items()}
         except BaseException as stopped:
             if not isinstance(stopped, Exception):  # interrupted: a server that is being started would be waited for
                 self.close()
@@ -128,8 +130,11 @@ class RunResources:
         finally:
             threads.shutdown(wait=False)
 
-    def _load(self, policy: str, version: int) -> None:
-        self.clients[policy].load(version, self.folder(policy, version))
+    def _load(self, policy: str, version: int) -> dict[str, float]:
+        client, started = self.clients[policy], time.perf_counter()
+        client.load(version, self.folder(policy, version))
+        figures = {**client.load_figures, "seconds": time.perf_counter() - started}
+        return {f"publish/{policy}/{name}": value for name, value in figures.items()}
 
     def close(self) -> None:
         """Stop the engines."""

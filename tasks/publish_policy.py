@@ -8,12 +8,11 @@ from tasks.stage import stage
 
 
 @stage
-async def publish_policy(resources: RunResources, committed: CommittedManifest) -> dict[str, int]:
-    """Have every policy's engine serve its committed version; returns what is served.
+async def publish_policy(resources: RunResources, committed: CommittedManifest) -> dict[str, float]:
+    """Have every policy's engine serve its committed version; returns `publish/<policy>/…` of those that were loaded.
 
     Raises: PolicyServerError where a server cannot be brought to its version, or its log-probs of a probe are not the
         trainer's. The iteration stands, it is committed: the next start has the servers load the version again.
     """
     versions = {name: step.to_version for name, step in committed.manifest.policies.items()}
-    await asyncio.to_thread(resources.serve, versions)
-    return versions
+    return await asyncio.to_thread(resources.serve, versions)

@@ -1,6 +1,6 @@
 """What samples a policy's tokens: an engine in this process, or vLLM servers. Chosen here and nowhere else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,11 @@ class PolicyEngine(PolicyClient, Protocol):
     @property
     def version(self) -> int | None:
         """What it samples from; None before the first `load`."""
+        ...
+
+    @property
+    def load_figures(self) -> Mapping[str, float]:
+        """Of the last `load`, where servers had a part in it; its duration is the caller's to measure."""
         ...
 
     def load(self, version: int, folder: Path) -> None:
@@ -90,4 +95,5 @@ def _local_servers(config: RunConfig, policy: str, logs: Path) -> LocalServers |
         return None
     on_this_machine = sum(one.servers.count(LOCAL_SERVER) for one in config.policies.values())
     build = find_build(servers=on_this_machine)
-    return LocalServers(policy, count, build, logs, settings.serving.start_deadline_s)
+    rank = settings.lora.rank if settings.lora is not None else None
+    return LocalServers(policy, count, build, logs, settings.serving.start_deadline_s, lora_rank=rank)

@@ -2,30 +2,29 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-import httpx
 import numpy as np
 
 from infra.serving.vllm import probe
+from infra.serving.vllm.connections import Connections
 from infra.serving.vllm.failures import ServerDownError, ServerUnfitError
 from infra.serving.vllm.io_thread import IoThread
 from infra.serving.vllm.local_servers import LocalServers
-from infra.serving.vllm.replica import Publication, Replica, ServedVersion
-from infra.serving.vllm.served_folder import served_folder
-from infra.serving.vllm.server_api import ServerApi
+from infra.serving.vllm.replica import Publication, Replica, ServedAdapter, ServedVersion
+from infra.serving.vllm.served_folder import served_adapter, served_folder
+from infra.serving.vllm.server_api import ServerApi, key_header
+from infra.serving.vllm.weight_label import base_label
+from infra.store.adapter_folder import is_adapter, whole_folder
 from mgrpo_core.config import ServingConfig
 from mgrpo_core.errors import ConfigError, PolicyServerError, ShapeError
 from mgrpo_core.rollout.protocols import Generation, Sampling
 
 _log = logging.getLogger(__name__)
-
-API_KEY_VARIABLE = "VLLM_API_KEY"
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -74,7 +73,7 @@ class VllmPolicyClient:
         self._scratch = Path(serving.folder or scratch).absolute()
         self._ours = ours
         self._io = IoThread(f"mgrpo-vllm-{policy}")
-        self._http: httpx.AsyncClient | None = None
+        self._http: Connections | None = None
         self._replicas: list[Replica] = []
         self._wanted: ServedVersion | None = None
         self._version: int | None = None
@@ -99,6 +98,14 @@ class VllmPolicyClient:
         """The version that every server has proven; None before the first `load`."""
         return self._version
 
+    @property
+    def load_figures(self) -> dict[str, float]:
+        """Of the last `load`: bytes that the servers read, and the largest difference of a probe, nats."""
+        return {
+            "bytes": float(sum(one.loaded_bytes for one in self.publications)),
+            **({"probe_gap": max(one.gap.most for one in self.publications)} if self.publications else {}),
+        }
+
     def load(self, version: int, folder: Path) -> None:
         """Have every server hold the version in `folder`, and prove it. Blocks.
 
@@ -120,11 +127,12 @@ class VllmPolicyClient:
         self._version = version
         for one in self.publications:
             _log.info(
-                "Policy %s: version %s at %s, %.1f MB loaded and proven in %.2f s; the probe differs by %.1g at most.",
+                "Policy %s: version %s at %s, %.2f MB loaded and proven in %.2f s; the probe differs by %.1g at most.",
                 self._policy, version, one.url, one.loaded_bytes / 2**20, one.seconds, one.gap.most,
             )  # fmt: skip
-        if former is not None and former.folder != wanted.folder and former.folder.is_relative_to(self._scratch):
-            shutil.rmtree(former.folder, ignore_errors=True)
+        for folder in _folders(former) - _folders(wanted):
+            if folder.is_relative_to(self._scratch):
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, *, trajectory_id: str) -> Generation:
         """Sample one completion; see `PolicyClient.generate`. Cancelling the caller cancels it at the server.
@@ -159,17 +167,21 @@ class VllmPolicyClient:
         self.close()
 
     def _laid_out(self, version: int, folder: Path) -> ServedVersion:
-        label = self._label_of(version)
+        label, moved = self._label_of(version), self._serving.folder is not None
         text_ids = [int(one) for one in self._tokenize(probe.TEXT)]
+        adapter = None
+        if is_adapter(folder):
+            adapter = ServedAdapter(label, served_adapter(folder, self._scratch / label, moved=moved))
         return ServedVersion(
             policy=self._policy,
             version=version,
             label=label,
-            folder=served_folder(folder, self._scratch / label, moved=self._serving.folder is not None),
+            folder=served_folder(whole_folder(folder), self._scratch / base_label(label), moved=moved),
             dtype=self._dtype,
             context=self._context_length,
             text_ids=tuple(text_ids),
             probe=probe.probe_of(folder, text_ids, self._context_length),
+            adapter=adapter,
         )
 
     async def _publish(self, wanted: ServedVersion) -> tuple[Publication, ...]:
@@ -250,13 +262,10 @@ class VllmPolicyClient:
     def _open_connections(self) -> None:
         if self._http is not None:
             return
-        serving, key = self._serving, os.environ.get(API_KEY_VARIABLE)
+        serving = self._serving
         most = (serving.concurrency + 4) * len(self._urls)
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(serving.timeout_s, connect=serving.connect_timeout_s, pool=None),
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-            trust_env=False,  # a proxy for the outside world is none for a server next door
+        self._http = Connections(
+            key_header(), connect_timeout_s=serving.connect_timeout_s, timeout_s=serving.timeout_s, most=most
         )
         self._replicas = [
             Replica(ServerApi(self._http, url, self._policy), serving.concurrency, self._ours and self._ours.ensure)
@@ -283,6 +292,13 @@ class VllmPolicyClient:
                 "the trajectory as context_full."
             )
         return prompt_ids
+
+
+def _folders(served: ServedVersion | None) -> set[Path]:
+    """That servers were told to read."""
+    if served is None:
+        return set()
+    return {served.folder} if served.adapter is None else {served.folder, served.adapter.folder}
 
 
 def _preferred(replicas: Sequence[Replica], trajectory_id: str) -> list[Replica]:

@@ -9,6 +9,8 @@ from infra.serving.vllm.build import VllmBuild
 
 # Tokens of one step of the engine: its memory, and how long a sampling row waits for others' prompts.
 _BATCHED_TOKENS = 8192
+# What --max-lora-rank may be.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class ServerSettings:
         folder: of the weights, from `served_folder`.
         dtype: of the computation.
         context: most tokens of prompt plus completion.
+        lora_rank: of the adapters that it will be given; None = none.
         extra: further options of the server.
     """
 
@@ -30,6 +33,7 @@ class ServerSettings:
     host: str
     port: int
     extra: tuple[str, ...] = ()
+    lora_rank: int | None = None
 
 
 def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
@@ -54,9 +58,15 @@ def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
         "--disable-uvicorn-access-log",
         # a prompt of any length that fits the context is computed in one step
         f"--max-num-batched-tokens={max(settings.context, _BATCHED_TOKENS)}",
+        *(_lora_flags(settings.lora_rank) if settings.lora_rank else ()),
         *build.flags,
         *settings.extra,
     ]
+
+
+def _lora_flags(rank: int) -> list[str]:
+    """Room for one adapter, which makes way for the next one's."""
+    return ["--enable-lora", "--max-loras=1", f"--max-lora-rank={min(one for one in _LORA_RANKS if one >= rank)}"]
 
 
 def server_environment(build: VllmBuild, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -67,5 +77,6 @@ def server_environment(build: VllmBuild, ours: Mapping[str, str] = os.environ) -
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         **build.environment,
     }

@@ -13,3 +13,7 @@ class ServerFailedError(ServerDownError):
 
 class ServerUnfitError(PolicyServerError):
     """The server answers, but not as this run needs it: asking it again does not help, another one may."""
+
+
+class NotThereError(ServerUnfitError):
+    """The server knows no such route, or no model or adapter of this name."""

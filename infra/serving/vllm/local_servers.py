@@ -28,13 +28,24 @@ class LocalServers:
         build: where vLLM is.
         logs: folder for their output.
         deadline_s: longest wait for one to answer.
+        lora_rank: of the policy's adapters; None = it has none.
     """
 
-    def __init__(self, policy: str, count: int, build: VllmBuild, logs: Path, deadline_s: float) -> None:
+    def __init__(
+        self,
+        policy: str,
+        count: int,
+        build: VllmBuild,
+        logs: Path,
+        deadline_s: float,
+        *,
+        lora_rank: int | None = None,
+    ) -> None:
         self._policy = policy
         self._build = build
         self._logs = logs
         self._deadline_s = deadline_s
+        self._lora_rank = lora_rank
         self._ports = _free_ports(count)
         self._running: dict[str, ServerProcess] = {}
         self._lock = threading.Lock()
@@ -61,7 +72,13 @@ class LocalServers:
             if self._stopped:
                 raise PolicyServerError(f"policy {self._policy!r}: its servers were stopped.")
             settings = ServerSettings(
-                self._policy, wanted.folder, wanted.dtype, wanted.context, _HOST, int(url.rsplit(":", 1)[1])
+                self._policy,
+                wanted.folder,
+                wanted.dtype,
+                wanted.context,
+                _HOST,
+                int(url.rsplit(":", 1)[1]),
+                lora_rank=self._lora_rank,
             )
             log = self._logs / f"vllm-{self._policy}-{settings.port}.log"
             self._running[url] = ServerProcess(self._build, settings, log)

@@ -9,6 +9,7 @@ What it cannot see: a difference below the tolerance. In bfloat16, or after a st
 be that close; the label of the weights, which every answer carries, tells those apart.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +112,15 @@ async def prove(
 
     Raises: ServerUnfitError with the numbers of both sides where they are further apart than TOLERANCE.
     """
-    drawn = [
-        await sample(probe.prompt_ids[:cut], Sampling(TEMPERATURE, 1, seed_of("probe", cut))) for cut in probe.cuts
-    ]
+    answers = await asyncio.gather(
+        *(sample(probe.prompt_ids[:cut], Sampling(TEMPERATURE, 1, seed_of("probe", cut))) for cut in probe.cuts),
+        return_exceptions=True,  # the first error counts when no request is under way any more
+    )
+    drawn: list[tuple[int, float]] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        drawn.append(answer)
     token_N = np.array([token for token, _ in drawn])
     server_N = np.array([logprob for _, logprob in drawn])
     if (token_N >= probe.logits_NV.shape[1]).any():

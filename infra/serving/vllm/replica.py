@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import numpy as np
 
 from infra.serving.vllm import probe
 from infra.serving.vllm.answers import SampledTokens
-from infra.serving.vllm.failures import ServerDownError, ServerFailedError, ServerUnfitError
+from infra.serving.vllm.failures import NotThereError, ServerDownError, ServerFailedError, ServerUnfitError
 from infra.serving.vllm.probe import Probe, ProbeGap
 from infra.serving.vllm.server_api import ServerApi
+from infra.serving.vllm.weight_label import base_label
+from infra.store.adapter_folder import ADAPTER_WEIGHTS
 from mgrpo_core.errors import ConfigError, PolicyServerError
 from mgrpo_core.rollout.protocols import Sampling
 
@@ -24,12 +26,25 @@ _LONGEST_REST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """A LoRA adapter of a server.
+
+    Attributes:
+        name: that requests ask for; no other adapter ever has it, so it says which version made a token.
+        folder: that the server reads.
+    """
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
 class ServedVersion:
     """What every server of a policy shall hold.
 
     Attributes:
         label: by which a server says that it holds it.
-        folder: that the server reads, from `served_folder`.
+        folder: that the server reads, from `served_folder`: of all weights, or of those below an adapter.
         probe: what the trainer's weights say.
     """
 
@@ -41,6 +56,7 @@ class ServedVersion:
     context: int
     text_ids: tuple[int, ...]
     probe: Probe
+    adapter: ServedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +120,7 @@ class Replica:
         Raises: ServerDownError, ServerUnfitError.
         """
         async with self._slots:
-            sampled = await self.api.generate(prompt_ids, sampling)
+            sampled = await self._sample(wanted, prompt_ids, sampling)
         self._require(wanted, sampled)
         self._rest_s = 0.0
         return sampled
@@ -112,7 +128,7 @@ class Replica:
     async def bring_up(self, wanted: ServedVersion) -> Publication | None:
         """Check what the server is, have it hold the version, and have it prove so. None: it holds it, and has.
 
-        Order: weights, then the cached keys that belong to the old ones, then the label, then the proof.
+        Order: weights or adapter, then the cached keys that belong to the old ones, then the label, then the proof.
 
         Raises:
             ConfigError: it is another model, has another tokenizer, or too short a context.
@@ -127,15 +143,11 @@ class Replica:
             started = time.monotonic()
             if self._start is not None:
                 await self._run_ours(self._start, wanted)
-            await self._check(wanted)
-            loaded = await self.api.weight_label() != wanted.label
-            if loaded:
-                await self.api.load_weights(wanted.folder)
-                await self.api.forget_prefixes()
-                await self.api.set_weight_label(wanted.label)
+            names = await self._check(wanted)
+            read = await self._load(wanted, names)
 
             async def sample(prompt_ids: np.ndarray, sampling: Sampling) -> tuple[int, float]:
-                sampled = await self.api.generate(prompt_ids, sampling)
+                sampled = await self._sample(wanted, prompt_ids, sampling)
                 self._require(wanted, sampled)
                 return int(sampled.token_ids[0]), float(sampled.logprobs[0])
 
@@ -146,8 +158,44 @@ class Replica:
                 await self._disown(wanted)
                 raise
             self._holds = wanted.label
-            read = sum(path.stat().st_size for path in wanted.folder.glob("*.safetensors")) if loaded else 0
             return Publication(self.api.url, read, time.monotonic() - started, gap)
+
+    async def _load(self, wanted: ServedVersion, names: Collection[str]) -> int:
+        """Have the server hold the version, unless it says that it does; how many bytes it read.
+
+        Args:
+            wanted: see there.
+            names: of the models and adapters that the server knows.
+        """
+        held, adapter, read = await self.api.weight_label(), wanted.adapter, 0
+        if held == wanted.label and (adapter is None or adapter.name in names):
+            return 0
+        if base_label(held) != base_label(wanted.label):
+            await self.api.load_weights(wanted.folder)
+            read += _bytes_of(wanted.folder)
+        if adapter is not None:
+            if adapter.name in names:  # and not to be trusted
+                await self.api.unload_adapter(adapter.name)
+            await self.api.load_adapter(adapter.name, adapter.folder)
+            read += (adapter.folder / ADAPTER_WEIGHTS).stat().st_size
+        for name in names:
+            if name.startswith(f"{wanted.policy}/") and (adapter is None or name != adapter.name):
+                await self.api.unload_adapter(name)
+        await self.api.forget_prefixes()
+        await self.api.set_weight_label(wanted.label)
+        return read
+
+    async def _sample(self, wanted: ServedVersion, prompt_ids: np.ndarray, sampling: Sampling) -> SampledTokens:
+        if wanted.adapter is None:
+            return await self.api.generate(prompt_ids, sampling)
+        try:
+            return await self.api.generate(prompt_ids, sampling, wanted.adapter.name)
+        except NotThereError as error:
+            self._holds = None
+            raise ServerDownError(
+                f"{error} It had loaded this adapter, and knows it no more: it was restarted, or another run loaded "
+                "its own."
+            ) from error
 
     async def _run_ours(self, start: Start, wanted: ServedVersion) -> None:
         try:
@@ -162,7 +210,8 @@ class Replica:
         except (ServerDownError, ServerUnfitError) as error:
             _log.warning("The label of weights that failed their proof could not be taken back: %s", error)
 
-    async def _check(self, wanted: ServedVersion) -> None:
+    async def _check(self, wanted: ServedVersion) -> tuple[str, ...]:
+        """Names of what the server serves, where it is one for this policy."""
         card, url = await self.api.model_card(), self.api.url
         if wanted.policy not in card.names:
             raise ConfigError(
@@ -182,6 +231,7 @@ class Replica:
                 f"{wanted.version}: {len(theirs)} ids of a fixed text, expected {len(ours)}; they part at {at}. Start "
                 "the server from the policy's own folder, with `mgrpo serve`."
             )
+        return card.names
 
     def _require(self, wanted: ServedVersion, sampled: SampledTokens) -> None:
         if sampled.labels != (wanted.label,):
@@ -190,3 +240,7 @@ class Replica:
                 f"{self.api.url}: sampled with weights {' then '.join(sampled.labels)}, expected {wanted.label}. "
                 "It was restarted, or another run loaded its own weights."
             )
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

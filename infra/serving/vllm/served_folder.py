@@ -10,7 +10,7 @@ head to forget. It costs the embedding matrix once more, on disk and in the serv
 import json
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from infra.store.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from mgrpo_core.errors import ConfigError
 
 _HEAD = "head.safetensors"
@@ -44,15 +45,41 @@ def served_folder(folder: Path, target: Path, *, moved: bool = False) -> Path:
     others = {path.name for path in folder.glob("*.safetensors")} - set(weight_map.values())
     if not (tied or others or moved):
         return folder
+
+    def fill(partial: Path) -> None:
+        _link_files(folder, partial, but={*others, *(("config.json", _INDEX) if tied else ())})
+        if tied:
+            _untie(folder, config, weight_map, partial)
+
+    return _made_once(target, fill)
+
+
+def served_adapter(folder: Path, target: Path, *, moved: bool = False) -> Path:
+    """The folder of an adapter to give to vLLM, which reads the adapter's own two files and nothing else.
+
+    Args:
+        folder: of the version.
+        target: as for `served_folder`; never used for another adapter.
+        moved: make `target`: servers cannot read `folder`.
+    """
+    if not moved:
+        return folder
+
+    def fill(partial: Path) -> None:
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            shutil.copyfile(folder / name, partial / name)
+
+    return _made_once(target, fill)
+
+
+def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
         # made for one user; servers may run as another
         partial.chmod(0o755)
         try:
-            _link_files(folder, partial, but={*others, *(("config.json", _INDEX) if tied else ())})
-            if tied:
-                _untie(folder, config, weight_map, partial)
+            fill(partial)
             partial.rename(target)
         except OSError:
             if not target.exists():  # else another process was first, with the same bytes

@@ -1,13 +1,14 @@
 """One vLLM server's routes, as functions. What they raise says whether asking again can help."""
 
+import os
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from infra.serving.vllm.answers import ModelCard, SampledTokens, card_of, completion_of, field_of
-from infra.serving.vllm.failures import ServerDownError, ServerFailedError, ServerUnfitError
+from infra.serving.vllm.connections import Answer, Connections
+from infra.serving.vllm.failures import NotThereError, ServerFailedError, ServerUnfitError
 from mgrpo_core.rollout.protocols import Sampling
 
 # What a status says about how the server was started.
@@ -18,6 +19,15 @@ _ADVICE = {
 }
 
 
+API_KEY_VARIABLE = "VLLM_API_KEY"
+
+
+def key_header() -> dict[str, str]:
+    """What a server that wants a key is shown; {} where this process has none."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 class ServerApi:
     """Speaks to the server at `url` through a shared connection pool.
 
@@ -25,7 +35,7 @@ class ServerApi:
     ServerUnfitError for a 4xx and for an answer that makes no sense.
     """
 
-    def __init__(self, http: httpx.AsyncClient, url: str, policy: str) -> None:
+    def __init__(self, http: Connections, url: str, policy: str) -> None:
         self._http = http
         self._url = url.rstrip("/")
         self._policy = policy
@@ -60,15 +70,37 @@ class ServerApi:
                 "weights of the architecture that it was started with. See `serving.folder` of the policy."
             ) from error
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Have a LoRA adapter answer to a name of its own; the server reads it from its own disk, and computes with it.
+
+        The folder is one in which no other adapter has been or will be.
+        """
+        body = {"lora_name": name, "lora_path": str(folder)}
+        try:
+            await self._send("POST", "/v1/load_lora_adapter", body)
+        except ServerFailedError as error:
+            raise ServerFailedError(
+                f"{error} It was asked to load {folder}: a path that the server itself must be able to read, with an "
+                "adapter of no higher rank than --max-lora-rank. See `serving.folder` of the policy."
+            ) from error
+        except ServerUnfitError as error:
+            raise ServerUnfitError(
+                f"{error} For adapters it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            ) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have the server forget an adapter's name."""
+        await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
     async def forget_prefixes(self) -> None:
         """Drop every cached key and value: they were computed with other weights."""
         if not field_of(await self._ask("POST", "/reset_prefix_cache"), "success", bool, self._url):
             raise ServerFailedError(f"{self._url}: did not drop its prefix cache, because requests still hold it.")
 
-    async def generate(self, prompt_ids: np.ndarray, sampling: Sampling) -> SampledTokens:
-        """Sample one completion."""
+    async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, adapter: str | None = None) -> SampledTokens:
+        """Sample one completion, with an adapter that was loaded under this name."""
         body = {
-            "model": self._policy,
+            "model": adapter or self._policy,
             "token_ids": prompt_ids.tolist(),
             "sampling_params": {
                 "max_tokens": sampling.max_tokens,
@@ -91,26 +123,27 @@ class ServerApi:
         return completion_of(await self._ask("POST", "/inference/v1/generate", body), self._url)
 
     async def _ask(self, method: str, route: str, body: object = None) -> Any:
-        where = f"{self._url}{route}"
+        response = await self._send(method, route, body)
         try:
-            response = await self._http.request(method, where, json=body)
-        except (httpx.TransportError, httpx.RemoteProtocolError) as error:
-            raise ServerDownError(f"{where}: {type(error).__name__} {error}".rstrip() + ".") from error
-        except httpx.HTTPError as error:
-            raise ServerUnfitError(f"{where}: {type(error).__name__} {error}.") from error
-        status = response.status_code
+            return response.json()
+        except ValueError:
+            where = f"{self._url}{route}"
+            raise ServerUnfitError(f"{where}: the answer is no JSON ({response.text[:80]!r}). Is it vLLM?") from None
+
+    async def _send(self, method: str, route: str, body: object = None) -> Answer:
+        where = f"{self._url}{route}"
+        response = await self._http.request(method, where, body)
+        status = response.status
         if status >= 500:
             raise ServerFailedError(f"{where}: status {status}, {_told(response)}.")
         if status != 200:
             advice = _ADVICE.get(status, "The request is wrong for this server; it is not sent again.")
-            raise ServerUnfitError(f"{where}: status {status}, {_told(response)}. {advice}")
-        try:
-            return response.json()
-        except ValueError:
-            raise ServerUnfitError(f"{where}: the answer is no JSON ({response.text[:80]!r}). Is it vLLM?") from None
+            error = NotThereError if status == 404 else ServerUnfitError
+            raise error(f"{where}: status {status}, {_told(response)}. {advice}")
+        return response
 
 
-def _told(response: httpx.Response) -> str:
+def _told(response: Answer) -> str:
     """The server's own words, cut."""
     try:
         said = response.json()
