@@ -69,7 +69,7 @@ def required() -> list[Requirement]:
         Requirement(text)
         for one in asked
         if one.name == project["name"]
-        for name in one.extras
+        for name in sorted(one.extras)
         for text in extras[name]
     ]
     return [*(one for one in asked if one.name != project["name"]), *own]
