@@ -6,10 +6,11 @@ from typing import Any
 import dash_ag_grid as dag
 from dash import Dash, Input, Output, dcc, html
 
+from infra.traces.visible import visible
 from infra.tracking.curves import HELD_OUT, ITERATION, SECONDS, SUCCESS
 from infra.ui.addresses import IterationPage
 from infra.ui.notices import notice, or_notice
-from infra.ui.panels import Panel, figure, panels
+from infra.ui.panels import Panel, agents_in, figure, panels, policies_in
 from infra.ui.run_reader import RunReader
 from infra.ui.words import NONE, counted, number, share
 
@@ -40,10 +41,13 @@ def _content(reader: RunReader) -> list[Any]:
             )
         ]
     wrong = [notice("Some iterations cannot be shown", "\n".join(_first(faults)), wrong=True)] if faults else []
+    measured = [row for row in rows if _is_of_an_iteration(row)]
+    if not measured:
+        return wrong
     return [
         *wrong,
-        _headline(rows),
-        _table(rows),
+        _headline(rows, measured),
+        _table(measured),
         html.Section([_chart(panel, rows) for panel in panels(rows)], className="charts"),
     ]
 
@@ -55,17 +59,17 @@ def _first(faults: list[str]) -> list[str]:
     )
 
 
-def _headline(rows: list[dict[str, float]]) -> html.Section:
+def _is_of_an_iteration(row: Mapping[str, float]) -> bool:
+    """Held-out success after the last iteration stands in a row of its own."""
+    return any(name != ITERATION and not name.startswith("held_out/") for name in row)
+
+
+def _headline(rows: list[dict[str, float]], measured: list[dict[str, float]]) -> html.Section:
     """The newest numbers, large."""
-    trained = [row for row in rows if SUCCESS in row]
+    newest = measured[-1]
     held_out = [row for row in rows if HELD_OUT in row]
-    newest = rows[-1] if not trained else trained[-1]
     tiles = [
-        (
-            "Iterations",
-            f"{sum(any('/' in name for name in row if not name.startswith('held_out')) for row in rows):,}",
-            "",
-        ),
+        ("Iterations", f"{len(measured):,}", ""),
         ("Success, training", share(newest.get(SUCCESS)), f"iteration {int(newest[ITERATION])}"),
     ]
     if held_out:
@@ -73,9 +77,8 @@ def _headline(rows: list[dict[str, float]]) -> html.Section:
         bounds = f"{share(last.get(f'{HELD_OUT}_low'))} to {share(last.get(f'{HELD_OUT}_high'))}"
         tiles.append(("Success, held out", share(last[HELD_OUT]), f"after {int(last[ITERATION])}; 95 %: {bounds}"))
     tiles += [
-        (f"Reward of {name.removesuffix('/reward')}", number(value), f"iteration {int(newest[ITERATION])}")
-        for name, value in newest.items()
-        if name.endswith("/reward") and name.count("/") == 1
+        (f"Reward of {visible(agent)}", number(newest[f"{agent}/reward"]), f"iteration {int(newest[ITERATION])}")
+        for agent in agents_in(newest)
     ]
     return html.Section(
         [
@@ -99,18 +102,17 @@ def _chart(panel: Panel, rows: list[dict[str, float]]) -> html.Figure:
 
 def _table(rows: list[dict[str, float]]) -> html.Section:
     """One line an iteration, newest first."""
-    measured = [row for row in rows if any(name.startswith(SECONDS) or "/reward" in name for name in row)]
-    columns = _columns(measured)
+    columns = _columns(rows)
     data = [
         {"iteration": int(row[ITERATION]), "href": IterationPage(int(row[ITERATION])).path}
-        | {metric.replace("/", "_").replace(".", "_"): words(row) for metric, (_, words) in columns.items()}
-        for row in reversed(measured)
+        | {f"column{place}": words(row) for place, (_, words) in enumerate(columns.values())}
+        for row in reversed(rows)
     ]
     definitions = [
         {"field": "iteration", "headerName": "iteration", "cellRenderer": "PageLink", "width": 110, "pinned": "left"},
         *(
-            {"field": metric.replace("/", "_").replace(".", "_"), "headerName": name, "type": "rightAligned"}
-            for metric, (name, _) in columns.items()
+            {"field": f"column{place}", "headerName": visible(name), "type": "rightAligned"}
+            for place, (name, _) in enumerate(columns.values())
         ),
     ]
     grid = dag.AgGrid(
@@ -134,21 +136,19 @@ def _table(rows: list[dict[str, float]]) -> html.Section:
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, tuple[str, Any]]:
     """Header and words of each metric that the table has."""
-    names = {name for row in rows for name in row}
-    agents = sorted({name.split("/")[0] for name in names if name.endswith("/reward") and name.count("/") == 1})
-    policies = sorted({name.split("/")[1] for name in names if name.startswith("update/")})
+    names = list(dict.fromkeys(name for row in rows for name in row))
 
     def of(metric: str, say: Any) -> Any:
         return lambda row: say(row[metric]) if metric in row else NONE
 
     wanted: list[tuple[str, str, Any]] = [(SUCCESS, "success", share), (HELD_OUT, "held out", share)]
-    for agent in agents:
+    for agent in agents_in(names):
         wanted += [
             (f"{agent}/reward", f"{agent}: reward", number),
             (f"{agent}/zero_variance_groups", f"{agent}: no variance", share),
             (f"{agent}/invocations_mean", f"{agent}: calls", number),
         ]
-    for policy in policies:
+    for policy in policies_in(names):
         wanted += [
             (f"update/{policy}/grad_norm", f"{policy}: gradient", number),
             (f"update/{policy}/mismatch_max", f"{policy}: mismatch, most", number),

@@ -1,9 +1,10 @@
 """The charts of the overview: which numbers of an iteration stand together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infra.traces.visible import visible
 from infra.tracking.curves import HELD_OUT, ITERATION, SECONDS, SUCCESS
 
 Rows = Sequence[Mapping[str, float]]
@@ -12,6 +13,7 @@ Rows = Sequence[Mapping[str, float]]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A8C00", "#7F7F7F")
 _COMPONENTS = ("reward", "format", "correct", "main_correct", "expert")
 _GREY, _GRID = "#808893", "rgba(128,136,147,0.2)"
+_REWARD, _UPDATE = "/reward", "update/"
 _TICKS = 8
 _MARKED_TO = 40  # points, up to which each is marked
 
@@ -44,8 +46,7 @@ class Panel:
 def panels(rows: Rows) -> list[Panel]:
     """Charts for which the rows have a number, in the order in which one reads them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    agents = [name.removesuffix("/reward") for name in names if name.endswith("/reward") and name.count("/") == 1]
-    policies = list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("update/")))
+    agents, policies = agents_in(names), policies_in(names)
     colours = {
         owner: _COLOURS[place % len(_COLOURS)] for place, owner in enumerate(dict.fromkeys([*agents, *policies]))
     }
@@ -150,6 +151,17 @@ def panels(rows: Rows) -> list[Panel]:
     return [one for one in drawn if one.lines]
 
 
+def agents_in(names: Iterable[str]) -> list[str]:
+    """The agents that metrics are of."""
+    return [name.removesuffix(_REWARD) for name in names if name.endswith(_REWARD)]
+
+
+def policies_in(names: Iterable[str]) -> list[str]:
+    """The policies that updates are of; a name may have slashes."""
+    updates = (name.removeprefix(_UPDATE) for name in names if name.startswith(_UPDATE))
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in updates))
+
+
 def figure(panel: Panel, rows: Rows) -> dict[str, Any]:
     """A chart in Plotly's form; values that are missing are gaps."""
     mode = "lines+markers" if len(rows) <= _MARKED_TO else "lines"
@@ -159,7 +171,7 @@ def figure(panel: Panel, rows: Rows) -> dict[str, Any]:
         trace: dict[str, Any] = {
             "type": "scatter",
             "mode": mode,
-            "name": line.label,
+            "name": visible(line.label).replace("<", "&lt;"),  # Plotly knows some markup in names
             "x": [at for at, _ in there],
             "y": [float(f"{value:.6g}") for _, value in there],
             "line": {"color": line.colour, "dash": line.dash, "width": 2 if line.dash == "solid" else 1.5},

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.store.manifests import is_committed, newest_committed
-from infra.store.runs import StoredRun, newest_config
+from infra.store.runs import StoredRun
 from infra.store.stored_iteration import StoredIteration, open_stored
 from infra.traces.filters import TraceFilter, select
 from infra.traces.index import trajectory_index
 from infra.traces.rollout import RolloutTrace, read_rollout
 from infra.traces.token_text import TokenTexts
 from infra.tracking.history import RunHistory
-from mgrpo_core.config import RunConfig
 from mgrpo_core.trajectories import Query
 
 Direction = Literal["asc", "desc"]
@@ -67,11 +66,6 @@ class RunReader:
         self._selections, self._sorted = _Kept(_SELECTIONS), _Kept(_SELECTIONS)
         self._rollouts = _Kept(_ROLLOUTS)
         self.token_texts = TokenTexts(run)
-
-    @property
-    def config(self) -> RunConfig:
-        """Of the newest iteration."""
-        return newest_config(self.run)
 
     def iterations(self) -> int:
         """Committed iterations, now."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.ui.panels import figure, panels
+from infra.ui.panels import agents_in, figure, panels, policies_in
 from tests.infra.ui.spoken_run import metrics_of
 
 
@@ -38,3 +38,16 @@ def test_a_value_that_is_missing_is_no_point(rows):
     success = figure(panels(rows)[0], rows)
     assert success["data"][0]["x"] == [0, 2]
     assert success["data"][0]["y"] == [0, 0.2]
+
+
+def test_names_with_slashes_are_agents_and_policies_too():
+    names = [
+        "sub/search/reward",
+        "main/reward",
+        "update/sub/search/loss",
+        "update/main/loss",
+        "update/main/lr",
+        "success",
+    ]
+    assert agents_in(names) == ["sub/search", "main"]
+    assert policies_in(names) == ["sub/search", "main"]
