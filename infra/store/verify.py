@@ -1,5 +1,6 @@
 """Is a run whole? Every file, row and link against the manifests; every fault named, and what is still usable."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -178,6 +179,8 @@ class _Iteration:
             self._fault("config", str(error))
         for ref in manifest.files.values():
             self._hashes.begin(ref.path)
+        if self._with_policies:  # weights are hashed while the tables are read
+            self._begin_versions(manifest)
         whole = [self._same_bytes(name, ref) for name, ref in manifest.files.items()]
         self._strangers(manifest)
         if all(whole):
@@ -250,9 +253,12 @@ class _Iteration:
             for table_name in ("rewards", "alignment", "advantages"):
                 name = f"{table_name}.parquet"
                 column = self._table(files, name, _SMALL[table_name], ["trajectory_id"]).column(0)
-                if strangers := _missing(column, trajectories):
+                place_N = pc.index_in(column, value_set=trajectories)  # type: ignore[attr-defined]
+                strangers = column.filter(place_N.is_null()).drop_null().unique().to_pylist()
+                if strangers:
                     self._fault(name, f"{len(strangers)} rows name no trajectory, the first {min(strangers)}.")
-                if table_name != "alignment" and (len(column) != rows or _distinct(column) != rows):
+                distinct = len(place_N.drop_null().unique()) + len(strangers)
+                if table_name != "alignment" and (len(column) != rows or distinct != rows):
                     self._fault(name, f"{len(column)} rows for {rows} trajectories, expected one each.")
         except StoreError as error:
             self._fault("tables", f"{type(error).__name__}: {error}")
@@ -279,6 +285,15 @@ class _Iteration:
                 self._descent(where, policy, step, version)
             elif before is None:  # a policy that was never trained: nobody else reads its files here
                 self._same_version(where, version)
+
+    def _begin_versions(self, manifest: Manifest) -> None:
+        for policy, step in manifest.policies.items():
+            with contextlib.suppress(TableIntegrityError):  # told of where the version is checked
+                if step.to_version == step.from_version:
+                    continue
+                version = require_version(self._run.files, self._run.name, policy, step.folder, step.to_version)
+                for ref in version.files.values():
+                    self._hashes.begin(ref.path)
 
     def _same_version(self, where: str, version: PolicyVersion) -> None:
         for ref in version.files.values():

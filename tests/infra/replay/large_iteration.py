@@ -1,7 +1,8 @@
-"""An iteration of many trajectories, as its stages would have left it. Tokens are few: credit reads none."""
+"""An iteration of many trajectories, as its stages would have left it. Tokens are few unless asked for."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from infra.store.code_version import code_version
 from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import Manifest, commit_manifest
 from infra.store.runs import StoredRun, create_or_open_run
-from infra.store.schemas import ADVANTAGES, ALIGNMENT, QUERIES, REWARDS, TRAJECTORIES, TableSchema
-from infra.store.tables import TableWriter, table_of, table_writer, write_table
+from infra.store.schemas import ADVANTAGES, ALIGNMENT, QUERIES, REWARDS, TableSchema
+from infra.store.staging import _Shards
+from infra.store.tables import table_of, write_table
 from infra.store.trajectory_rows import trajectories_table
 from mgrpo_core.config import RunConfig
 from mgrpo_core.data_order import DataCursor
+from mgrpo_core.seeds import rng_of
 from mgrpo_core.trajectories import (
     Message,
     PathStep,
@@ -34,15 +37,17 @@ from mgrpo_core.trajectories import (
 from tests.infra.store.small_run import config
 
 RUN, TURNS, TOKENS = "large", 2, 16
-_MASK_T = np.arange(TOKENS) % (TOKENS // TURNS) >= 4
-_IDS_T = np.arange(TOKENS, dtype=np.int32)
-_LOGPROBS_T = np.where(_MASK_T, -0.5, np.nan).astype(np.float32)
+_STREAMS = 64  # that differ: more than a page compresses at a time
 _FACTS = facts()
+_Stream = tuple[np.ndarray, np.ndarray, np.ndarray]
 _SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "which one is it"}}</tool_call>'
 
 
-def write_large_iteration(files: StoreFiles, queries: int, *, rollouts: int = 8, calls: int = 8) -> StoredRun:
+def write_large_iteration(
+    files: StoreFiles, queries: int, *, rollouts: int = 8, calls: int = 8, tokens: int = TOKENS
+) -> StoredRun:
     """Iteration 0 of queries x rollouts x (1 + calls) trajectories. The quickstart's judge reads every report."""
+    streams = [_stream(number, tokens) for number in range(_STREAMS if tokens > TOKENS else 1)]
     settings = config(
         agents={
             "main": {"policy": "main", "prompt": "Answer.", "delegates": ["searcher"]},
@@ -63,15 +68,11 @@ def write_large_iteration(files: StoreFiles, queries: int, *, rollouts: int = 8,
     rewards: list[dict[str, list[object]]] = []
     graders = graders_of(settings, settings)
     positions = {query.query_id: position for position, query in enumerate(asked)}
-    shards = {agent: layout.trajectories_file(RUN, 0, agent, 0) for agent in agents}
-    with (
-        table_writer(files, shards["main"], TRAJECTORIES) as main,
-        table_writer(files, shards["searcher"], TRAJECTORIES) as searcher,
-    ):
-        writers: dict[str, TableWriter] = {"main": main, "searcher": searcher}
+    with ExitStack() as stack:
+        writers = {agent: stack.enter_context(_Shards(files, (RUN, 0, agent))) for agent in agents}
         for position, query in enumerate(asked):
             outcomes: dict[str, list[Trajectory]] = {agent: [] for agent in agents}
-            for one in _trajectories(query.query_id, rollouts, calls):
+            for one in _trajectories(query.query_id, rollouts, calls, streams):
                 outcomes[one.key.agent].append(one)
             for agent, writer in writers.items():
                 writer.write(trajectories_table([(position, one) for one in outcomes[agent]]))
@@ -80,35 +81,46 @@ def write_large_iteration(files: StoreFiles, queries: int, *, rollouts: int = 8,
     columns = {name: [value for part in rewards for value in part[name]] for name in REWARDS.columns.names}
     scored = table_of(REWARDS, columns)
     slots = alignment_table(settings, 0, list(positions), scored)
-    refs += [main.ref, searcher.ref, _write(files, "rewards", REWARDS, columns)]
+    refs += [ref for writer in writers.values() for ref in writer.refs]
+    refs.append(_write(files, "rewards", REWARDS, columns))
     refs.append(_write(files, "alignment", ALIGNMENT, slots.to_pydict()))
     refs.append(_write(files, "advantages", ADVANTAGES, advantages_table(settings, scored, slots).to_pydict()))
     _commit(files, settings, refs)
     return run
 
 
-def _trajectories(query_id: str, rollouts: int, calls: int) -> Iterator[Trajectory]:
+def _stream(number: int, tokens: int) -> _Stream:
+    """Token ids of a large vocabulary, and log-probs where they were sampled: in the second half of each turn."""
+    rng = rng_of("large iteration", number)
+    mask_T = np.arange(tokens) % (tokens // TURNS) >= tokens // TURNS // 2
+    ids_T = rng.integers(0, 150_000, tokens, dtype=np.int32)
+    return ids_T, mask_T, np.where(mask_T, -rng.exponential(size=tokens), np.nan).astype(np.float32)
+
+
+def _trajectories(query_id: str, rollouts: int, calls: int, streams: Sequence[_Stream]) -> Iterator[Trajectory]:
     for rollout in range(rollouts):
         head = TrajectoryKey(RUN, 0, query_id, rollout, (PathStep("main", 0),))
         for call, key in enumerate([head, *(head.child("searcher", call) for call in range(calls))]):
             fact = _FACTS[(rollout + call) % len(_FACTS)]
-            yield _trajectory(key, fact.key, f"answer {rollout % 3}" if call == 0 else fact.accepted[0])
+            reply = f"answer {rollout % 3}" if call == 0 else fact.accepted[0]
+            yield _trajectory(key, fact.key, reply, streams[(rollout * (1 + calls) + call) % len(streams)])
 
 
-def _trajectory(key: TrajectoryKey, task: str, reply: str) -> Trajectory:
+def _trajectory(key: TrajectoryKey, task: str, reply: str, stream: _Stream) -> Trajectory:
     """A search or a delegation, its result, and an answer."""
-    span = TOKENS // TURNS
+    ids_T, mask_T, logprobs_T = stream
+    span = len(ids_T) // TURNS
     found = "\n".join(f"- {fact.key}: {fact.accepted[0]}" for fact in _FACTS[:5])
     return Trajectory(
         key=key,
         policy="main" if key.depth == 0 else "sub",
-        token_ids=_IDS_T,
-        loss_mask=_MASK_T,
-        logprobs=_LOGPROBS_T,
+        token_ids=ids_T,
+        loss_mask=mask_T,
+        logprobs=logprobs_T,
         segment_starts=(0,),
         turns=tuple(
-            Turn(start + 4, start + span, "stop", 0, start, "tool" if start + span < TOKENS else "answer")
-            for start in range(0, TOKENS, span)
+            Turn(start + span // 2, start + span, "stop", 0, start, "tool" if start == 0 else "answer")
+            for start in range(0, TURNS * span, span)
         ),
         messages=(
             Message("user", task),
