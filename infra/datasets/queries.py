@@ -6,11 +6,17 @@ from collections.abc import Mapping
 import fsspec
 
 from infra.datasets.geo_facts import questions
+from infra.datasets.sums import sums
 from mgrpo_core.dialogue.strict_json import Member, StrictJSONError, object_members
 from mgrpo_core.errors import DatasetError
 from mgrpo_core.trajectories import Query
 
-_BUILT = {"geo_facts:train": "train", "geo_facts:held_out": "held_out"}
+_BUILT = {
+    "geo_facts:train": lambda: questions("train"),
+    "geo_facts:held_out": lambda: questions("held_out"),
+    "sums:train": lambda: sums("train"),
+    "sums:held_out": lambda: sums("held_out"),
+}
 _EXPECTED = '{"id": "q1", "question": "…", "answer": "…"}, or "answers": ["…", "…"]'
 
 
@@ -18,16 +24,16 @@ def load_queries(source: str) -> tuple[Query, ...]:
     """All queries of a source.
 
     Args:
-        source: `geo_facts:train`, `geo_facts:held_out`, or the path or fsspec URL of a JSONL file: UTF-8, one object a
-            line with `question`, `answer` or `answers`, and optionally `id` (default: the line's number) and anything
-            else, which is kept as metadata. Blank lines are skipped; lines end at a line feed only, because JSON allows
-            every other separator inside a text.
+        source: `geo_facts:` or `sums:` and `train` or `held_out`, or the path or fsspec URL of a JSONL file: UTF-8, one
+            object a line with `question`, `answer` or `answers`, and optionally `id` (default: the line's number) and
+            anything else, which is kept as metadata. Blank lines are skipped; lines end at a line feed only, because
+            JSON allows every other separator inside a text.
 
     Raises:
         DatasetError: unreadable, empty, a line is malformed, or an id comes twice; names the line.
     """
     if source in _BUILT:
-        return questions(_BUILT[source])
+        return _BUILT[source]()
     try:
         with fsspec.open(source, "rb") as file:
             data: bytes = file.read()  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from mgrpo_core.config.strict import Section
 
 
 class DataConfig(Section):
-    """Query files. A source is a JSONL file or URL, or `geo_facts:train` / `geo_facts:held_out`, which mgrpo builds."""
+    """Query files. A source is a JSONL file or URL, or `geo_facts:` or `sums:` and `train` or `held_out`."""
 
     train: str
     held_out: str | None = None
