@@ -24,16 +24,18 @@ SAID = (
 )
 
 
-@pytest.fixture
-def stored(tmp_path) -> StoredIteration:
-    return open_stored(write_run(StoreFiles(str(tmp_path / "store")), "r", tmp_path / "scratch", 1), 0)
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredIteration:
+    folder = tmp_path_factory.mktemp("stored")
+    return open_stored(write_run(StoreFiles(str(folder / "store")), "r", folder / "scratch", 1), 0)
 
 
-@pytest.fixture
-def talk(tmp_path) -> StoredIteration:
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> StoredIteration:
     """Four trajectories of the main agent, each in a row group of its own."""
-    files = StoreFiles(str(tmp_path / "store"))
-    config = open_stored(write_run(files, "other", tmp_path / "scratch", 1), 0).config
+    folder = tmp_path_factory.mktemp("talk")
+    files = StoreFiles(str(folder / "store"))
+    config = open_stored(write_run(files, "other", folder / "scratch", 1), 0).config
     tables = write_tables(files, "r", 0)
     path = layout.trajectories_file("r", 0, "main", 0)
     with table_writer(files, path, TRAJECTORIES) as writer:
