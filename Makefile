@@ -52,7 +52,7 @@ format: $(INSTALLED)  ## format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)  ## measure speed; prints a table
-	$(BIN)/pytest -o addopts=--import-mode=importlib --benchmark-only $(or $(BENCH),tests/benchmarks)
+	$(BIN)/pytest -o addopts="-p no:dash --import-mode=importlib" --benchmark-only $(or $(BENCH),tests/benchmarks)
 
 # torch stays at the version that the lock names: the choice of its build is not the resolver's to change.
 lock:  ## resolve what pyproject.toml allows into requirements.lock, in a clean environment
