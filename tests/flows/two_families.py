@@ -51,6 +51,10 @@ def check_that_each_kept_to_its_own_family(store: Path) -> None:
     assert {text for text in said["sub"] if text.endswith("<|eot_id|>")} <= {f"{one}<|eot_id|>" for one in SUB_SAYS}
     assert not {"<|eot_id|>", "<|im_end|>"} & set(tokenizers["main"].get_vocab()) & set(tokenizers["sub"].get_vocab())
 
+    # case C4: the template writes the BOS, and nobody adds another; were it so, the log-probs below would part
+    bos = tokenizers["sub"].bos_token_id
+    assert {row["token_ids"].count(bos) for row in by_id.values() if row["agent"] == "searcher"} == {1}
+
     answered = [row for row in by_id.values() if row["agent"] == "searcher" and row["reply"] is not None]
     assert answered
     for row in answered:
