@@ -1,5 +1,9 @@
 """Rewards, alignment and advantages again, each from the stored tables before it: a fault stays in its own stage."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 
 from infra.credit.advantages import REWARD_COLUMNS, SLOT_COLUMNS, advantages_table
@@ -20,9 +24,10 @@ async def replay_rewards(stored: StoredIteration) -> StageVerdict:
     rewards = stored.table("rewards")
     parts: list[StageVerdict] = []
     row = 0
-    async for part in _rescored(stored, stored.config, graders, rewards):
-        parts.append(compare_tables("rewards", rewards.slice(row, part.num_rows), part, kept=graders.kept))
-        row += part.num_rows
+    with _records_without_cycles():
+        async for part in _rescored(stored, stored.config, graders, rewards):
+            parts.append(compare_tables("rewards", rewards.slice(row, part.num_rows), part, kept=graders.kept))
+            row += part.num_rows
     nothing = pa.Table.from_batches([], REWARDS.columns)
     parts.append(compare_tables("rewards", rewards.slice(row), nothing, kept=graders.kept))
     return merged(parts)
@@ -31,7 +36,8 @@ async def replay_rewards(stored: StoredIteration) -> StageVerdict:
 async def rescored(stored: StoredIteration, config: RunConfig) -> pa.Table:
     """The rewards table as another config would have it. A grader by import path is asked only where it is new."""
     graders = graders_of(config, stored.config)
-    parts = [part async for part in _rescored(stored, config, graders, stored.table("rewards"))]
+    with _records_without_cycles():
+        parts = [part async for part in _rescored(stored, config, graders, stored.table("rewards"))]
     return pa.concat_tables([pa.Table.from_batches([], REWARDS.arrow), *parts])
 
 
@@ -63,3 +69,15 @@ async def _rescored(stored: StoredIteration, config: RunConfig, graders: Graders
     for outcomes in groups:
         grades = await regrade(config, graders, kept, queries, outcomes)
         yield rewards_table(config, positions, outcomes, grades)
+
+
+@contextmanager
+def _records_without_cycles() -> Iterator[None]:
+    """No cyclic collector for this block: it would look through a million records, which are freed without it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ def test_replaying_100_000_trajectories(benchmark, store):
         command = [sys.executable, "-c", _REPLAY, str(store), RUN]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
         found.append(json.loads(done.stdout))
-        time.sleep(1)
 
     benchmark.pedantic(replay, rounds=3)
     best = min(found, key=lambda one: one["cpu_s"])
