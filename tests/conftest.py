@@ -49,6 +49,8 @@ for _name in (
 ):
     os.environ.pop(_name, None)
 
+DEPLOYMENT = "tests/pools/"
+
 # No deadline: the cores may be shared. In continuous integration the examples are the same every time.
 settings.register_profile("person", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -63,12 +65,19 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """With `-n`, a file's tests share a process, as its fixtures want; those on a whole deployment share one."""
+    config.option.loadscopereorder = False
     return _ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`, what takes longest begins first, or one process would end minutes after the other."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENT))
 
 
 class _ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/pools" if nodeid.startswith("tests/pools/") else nodeid.partition("::")[0]
+        return DEPLOYMENT if nodeid.startswith(DEPLOYMENT) else nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")
