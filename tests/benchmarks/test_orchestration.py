@@ -36,6 +36,8 @@ POOLS = {
 }
 ITERATIONS = int(os.environ.get("MGRPO_ITERATIONS", "3"))
 
+pytestmark = pytest.mark.timeout(300 + 60 * ITERATIONS)
+
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
