@@ -55,7 +55,7 @@ def export(
                 "left_out": list(record.left_out()),
             }
         if jsonl is not None:
-            from infra.portable.plain_text import export_jsonl
+            from infra.portable.jsonl import export_jsonl
 
             done |= {"jsonl": jsonl, "lines": export_jsonl(store, run, jsonl, iterations=iteration, tokens=tokens)}
         if as_json:

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from infra.blame.delegations import Delegation, DelegationReport
 from infra.blame.ranking import Blamed, BlameReport
-from infra.fitted_table import Column, print_fitted
-from infra.plain_text import on_one_line, plain
+from infra.terminal.fitted_table import Column, print_fitted
+from infra.terminal.plain_text import on_one_line, plain
 from infra.traces.links import TraceLink
 
 _ID_DIGITS = 8  # enough to tell trajectories of an iteration apart, and what `--trajectory` takes

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from infra.fitted_table import Column, print_fitted
 from infra.inspection.queries import QueryLine
 from infra.inspection.report import FoundQueries, FoundRollout, FoundRollouts
 from infra.inspection.rollouts import RolloutLine
 from infra.inspection.token_colours import legend, token_text
 from infra.inspection.tree import TreeOptions, rollout_tree
-from infra.plain_text import on_one_line, plain
+from infra.terminal.fitted_table import Column, print_fitted
+from infra.terminal.plain_text import on_one_line, plain
 from infra.traces.links import TraceLink
 from infra.traces.rollout import TraceNode
 from mgrpo_core.trajectories import Query

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.plain_text import on_one_line, plain
+from infra.terminal.plain_text import on_one_line, plain
 from infra.traces.rollout import RewardRow, TraceNode
 from infra.traces.visible import visible
 from mgrpo_core.credit.leave_one_out import CreditChange

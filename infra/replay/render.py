@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra.plain_text import plain
 from infra.replay.verdicts import Outcome, ReplayReport
+from infra.terminal.plain_text import plain
 
 _STYLE = {
     Outcome.EQUAL: "green",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from infra.plain_text import plain
 from infra.replay.verdicts import escaped
 from infra.replay.what_if import WhatIf
+from infra.terminal.plain_text import plain
 
 _CREDIT = ("variation", "agent", "change sign", "groups gain signal", "groups lose signal", "mean change of w·A")
 _UPDATE = ("variation", "policy", "gradient cosine", "norm", "clip fraction", "steps", "KL from the run's update")

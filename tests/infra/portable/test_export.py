@@ -14,7 +14,7 @@ import pytest
 
 from infra.portable.exporting import export_stored
 from infra.portable.importing import import_export
-from infra.portable.plain_text import export_jsonl
+from infra.portable.jsonl import export_jsonl
 from infra.store import layout
 from infra.store.export_record import parse_record
 from infra.store.files import StoreFiles
