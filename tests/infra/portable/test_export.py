@@ -1,54 +1,23 @@
 """A run, or a part of it, in another place: every byte the same, verified before it is seen, and replayable."""
 
 import hashlib
-import io
 import json
 import shutil
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from infra.portable.exporting import export_stored
 from infra.portable.importing import import_export
 from infra.portable.jsonl import export_jsonl
 from infra.store import layout
-from infra.store.export_record import parse_record
 from infra.store.files import StoreFiles
 from infra.store.runs import StoredRun, create_or_open_run, read_config, run_names
 from infra.store.verify import verify_run
-from mgrpo_core.errors import ConfigError, MGRPOError, RunConflictError, SchemaVersionError, TableIntegrityError
+from mgrpo_core.errors import ConfigError, MGRPOError, RunConflictError, TableIntegrityError
+from tests.infra.portable.conftest import content, verified
 from tests.infra.store import small_run
-
-ITERATIONS = 3
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three iterations. Nobody may change it."""
-    folder = tmp_path_factory.mktemp("export")
-    small_run.write_run(StoreFiles(str(folder / "store")), "r", folder, ITERATIONS)
-    return folder / "store"
-
-
-def content(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
-
-
-def verified(store: Path) -> Any:
-    return verify_run(StoredRun(StoreFiles(str(store)), "r"))
-
-
-def members(archive: Path) -> dict[str, bytes]:
-    data = archive.read_bytes()
-    if archive.suffix == ".zst":
-        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as plain:
-            data = plain.read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return {one.name: tar.extractfile(one).read() for one in tar if one.isreg()}
 
 
 @pytest.mark.parametrize("form", ["a.tar", "a.tar.zst", "folder"])
@@ -149,176 +118,6 @@ def test_a_damaged_run_is_not_exported(store, tmp_path):
     with pytest.raises(TableIntegrityError, match=r"rewards\.parquet: sha256"):
         export_stored(str(tmp_path / "damaged"), "r", str(tmp_path / "a.tar"))
     assert not (tmp_path / "a.tar").exists()
-
-
-def rewritten(archive: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """The archive again, with other members; the record, first, is as it was unless `change` changes it."""
-    found = members(archive)
-    change(found)
-    with tarfile.open(archive, "w") as tar:
-        for name, data in found.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-
-
-REWARDS = "r/iterations/00000001/rewards.parquet"
-
-
-def flip(found: dict[str, bytes]) -> None:
-    found[REWARDS] = bytes([found[REWARDS][0] ^ 1]) + found[REWARDS][1:]
-
-
-def lengthen(found: dict[str, bytes]) -> None:
-    found[REWARDS] += b"more"
-
-
-def leave_out(found: dict[str, bytes]) -> None:
-    del found[REWARDS]
-
-
-def add(found: dict[str, bytes]) -> None:
-    found["r/iterations/00000001/extra.parquet"] = b""
-
-
-def climb(found: dict[str, bytes]) -> None:
-    found["../outside"] = b"x"
-
-
-def reseal(found: dict[str, bytes], name: str, data: bytes) -> None:
-    """Another content that the record agrees with: only manifest and chain can tell."""
-    found[f"r/{name}"] = data
-    raw = json.loads(found["r/export.json"])
-    raw["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    found["r/export.json"] = json.dumps(raw).encode()
-
-
-def change_table_and_record(found: dict[str, bytes]) -> None:
-    reseal(found, REWARDS.removeprefix("r/"), found[REWARDS][::-1])
-
-
-def change_manifest_and_record(found: dict[str, bytes]) -> None:
-    name = "iterations/00000001/manifest.json"
-    reseal(found, name, found[f"r/{name}"].replace(b"2026-12-01", b"2026-12-02"))
-
-
-def claim_fewer_iterations(found: dict[str, bytes]) -> None:
-    raw = json.loads(found["r/export.json"])
-    raw["iterations"] = [0, 1]
-    found["r/export.json"] = json.dumps(raw).encode()
-
-
-def name_a_file_outside(found: dict[str, bytes]) -> None:
-    raw = json.loads(found["r/export.json"])
-    raw["files"]["iterations/../../outside"] = {"sha256": "0" * 64, "bytes": 1}
-    found["r/export.json"] = json.dumps(raw).encode()
-
-
-def name_a_run_outside(found: dict[str, bytes]) -> None:
-    found["r/export.json"] = found["r/export.json"].replace(b'"run": "r"', b'"run": "../r"')
-
-
-def no_record_first(found: dict[str, bytes]) -> None:
-    found["r/export.json"] = found.pop("r/export.json")
-
-
-def claim_endless_bytes(found: dict[str, bytes]) -> None:
-    raw = json.loads(found["r/export.json"])
-    raw["files"][REWARDS.removeprefix("r/")]["bytes"] = 1 << 50
-    found["r/export.json"] = json.dumps(raw).encode()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (flip, r"rewards\.parquet: sha256"),
-        (lengthen, r"rewards\.parquet is a file of \d+ bytes"),
-        (leave_out, r"without 1 files, the first iterations/00000001/rewards\.parquet"),
-        (add, r"extra\.parquet', which its record does not name"),
-        (climb, r"holds '\.\./outside', which its record does not name"),
-        (change_table_and_record, r"changed after it was committed"),
-        (change_manifest_and_record, r"iteration 2, manifest\.json: its parent is"),
-        (claim_fewer_iterations, r"it holds 3 iterations, its record says 2"),
-        (name_a_file_outside, r"is no name of a run's file"),
-        (name_a_run_outside, r"is no export"),
-        (no_record_first, r"does not begin with the record"),
-        (claim_endless_bytes, r"No export does that"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_an_archive_that_is_not_what_it_says_leaves_the_store_as_it_was(store, tmp_path, change, words):
-    archive = tmp_path / "a.tar"
-    export_stored(str(store), "r", str(archive))
-    rewritten(archive, change)
-    with pytest.raises(TableIntegrityError, match=words):
-        import_export(str(archive), str(tmp_path / "there"))
-    assert run_names(StoreFiles(str(tmp_path / "there"))) == []
-    assert not (tmp_path / "outside").exists()
-    assert not (tmp_path / "there" / "r").exists()
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_a_link_or_device_in_an_archive_is_refused(store, tmp_path, kind):
-    archive = tmp_path / "a.tar"
-    export_stored(str(store), "r", str(archive))
-    found = members(archive)
-    with tarfile.open(archive, "w") as tar:
-        for name, data in found.items():
-            member = tarfile.TarInfo(name)
-            if name == REWARDS:
-                member.type, member.linkname = kind, "/etc/passwd"
-                tar.addfile(member)
-            else:
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    with pytest.raises(TableIntegrityError, match=r"or none at all"):
-        import_export(str(archive), str(tmp_path / "there"))
-
-
-@pytest.mark.parametrize("form", ["a.tar", "a.tar.zst"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
-def test_half_an_archive_is_refused(store, tmp_path, form, share):
-    archive = tmp_path / form
-    export_stored(str(store), "r", str(archive))
-    data = archive.read_bytes()
-    archive.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(TableIntegrityError, match=r"it again|does not begin"):
-        import_export(str(archive), str(tmp_path / "there"))
-    assert run_names(StoreFiles(str(tmp_path / "there"))) == []
-
-
-def test_a_header_that_expands_without_end_is_stopped(tmp_path):
-    """A record of half a gigabyte of blanks in a few kilobytes: the reader stops at what a record may be."""
-    archive = tmp_path / "a.tar.zst"
-    with pa.CompressedOutputStream(str(archive), "zstd") as out:
-        member = tarfile.TarInfo("r/export.json")
-        member.size = 512 << 20
-        out.write(member.tobuf())
-        for _ in range(512):
-            out.write(bytes(1 << 20))
-    assert archive.stat().st_size < 1 << 20
-    with pytest.raises(TableIntegrityError, match="more bytes than its record says"):
-        import_export(str(archive), str(tmp_path / "there"))
-
-
-def test_a_link_in_a_folder_is_refused(store, tmp_path):
-    export_stored(str(store), "r", str(tmp_path / "folder"))
-    path = tmp_path / "folder" / REWARDS
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(TableIntegrityError, match="is a link"):
-        import_export(str(tmp_path / "folder"), str(tmp_path / "there"))
-
-
-def test_a_folder_through_a_link_is_still_a_folder(store, tmp_path):
-    export_stored(str(store), "r", str(tmp_path / "folder"))
-    (tmp_path / "short").symlink_to(tmp_path / "folder")
-    assert import_export(str(tmp_path / "short"), str(tmp_path / "there")).record.whole
-
-
-def test_an_export_of_a_newer_mgrpo_is_refused():
-    with pytest.raises(SchemaVersionError, match="Install a newer mgrpo"):
-        parse_record(b'{"schema_version": 99}', "a.tar")
 
 
 class Interrupted(BaseException):
@@ -426,53 +225,3 @@ def config_sha256(run: StoredRun) -> str:
     sha256 = config.stem
     assert read_config(run, sha256) == small_run.config()
     return sha256
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    def refuse(text: str) -> None:
-        raise AssertionError(f"{text} is no JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def test_plain_text_has_a_line_a_trajectory_with_its_reward_and_advantage(store, tmp_path):
-    assert export_jsonl(str(store), "r", str(tmp_path / "a.jsonl")) == ITERATIONS * 10
-    lines = lines_of(tmp_path / "a.jsonl")
-    assert len(lines) == ITERATIONS * 10  # 2 queries x (2 main + 1 + 2 calls)
-    first = lines[0]
-    assert (first["agent"], first["iteration"], first["question"], first["answers"]) == (
-        "main",
-        0,
-        "What is it?",
-        ["42"],
-    )
-    assert first["messages"] == [
-        {"role": "user", "content": "What is it?", "name": None},
-        {"role": "assistant", "content": "42", "name": None},
-    ]
-    assert first["reward"]["format"] == {"value": 1.0, "weight": 0.1}
-    assert first["reward"]["expert"] == {"value": None, "weight": None}
-    for line in lines:
-        assert line["advantage"]["value"] == 2 * line["reward"]["total"] - 1
-        assert "token_ids" not in line
-
-
-def test_plain_text_has_tokens_where_they_are_asked_for_and_null_where_there_is_no_number(store, tmp_path):
-    export_jsonl(str(store), "r", str(tmp_path / "a.jsonl"), iterations=[1], tokens=True)
-    lines = lines_of(tmp_path / "a.jsonl")
-    assert {line["iteration"] for line in lines} == {1}
-    for line in lines:
-        assert len(line["token_ids"]) == len(line["loss_mask"]) == len(line["logprobs"]) == 8
-        assert [one is None for one in line["logprobs"]] == [not sampled for sampled in line["loss_mask"]]
-
-
-def test_plain_text_is_not_replaced_either(store, tmp_path):
-    (tmp_path / "a.jsonl").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
-        export_jsonl(str(store), "r", str(tmp_path / "a.jsonl"))
-    assert (tmp_path / "a.jsonl").read_text() == "mine"
-
-
-def test_plain_text_goes_to_object_storage(store, s3_url):
-    export_jsonl(str(store), "r", f"{s3_url}/a.jsonl", iterations=[0])
-    assert len(StoreFiles(s3_url).read("a.jsonl").splitlines()) == 10
