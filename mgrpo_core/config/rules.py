@@ -233,12 +233,20 @@ def _servers(config: "RunConfig") -> Iterator[str]:
                 f"{serving.deadline_s:g}, so a server that is down would never be asked twice. Lower it."
             )
 
-    for name, agent in config.agents.items():
-        if config.policies[agent.policy].servers and agent.temperature > _HOTTEST_SERVED:
+    for place, policy, temperature in _sampled_at(config):
+        if config.policies[policy].servers and temperature > _HOTTEST_SERVED:
             yield (
-                f"agents.{name}.temperature: {agent.temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, "
-                f"and policies.{agent.policy} has servers. Lower it, or sample in this process (no servers)."
+                f"{place}: {temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, "
+                f"and policies.{policy} has servers. Lower it, or sample in this process (no servers)."
             )
+
+
+def _sampled_at(config: "RunConfig") -> Iterator[tuple[str, str, float]]:
+    """Field, policy and temperature of all that is sampled: an evaluation sets every agent's temperature."""
+    for name, agent in config.agents.items():
+        yield f"agents.{name}.temperature", agent.policy, agent.temperature
+    for policy in config.policies:
+        yield "evaluation.temperature", policy, config.evaluation.temperature
 
 
 def _problem_of_url(url: str) -> str | None:

@@ -95,6 +95,18 @@ def test_hotter_than_a_server_samples_is_refused_where_there_is_one():
         RunConfig.model_validate(config)
 
 
+def test_an_evaluation_hotter_than_a_server_samples_is_refused_whichever_policy_it_serves():
+    config = broken("evaluation.temperature", 2.5)
+    RunConfig.model_validate(config)
+    config["policies"]["small"]["servers"] = ["http://a:1"]
+    with pytest.raises(
+        ValidationError,
+        match=r"evaluation\.temperature: 2\.5, but vLLM samples at 2 at most, and policies\.small has servers\.",
+    ):
+        RunConfig.model_validate(config)
+    RunConfig.model_validate(config | {"evaluation": {"temperature": 2}})
+
+
 def test_all_problems_are_told_at_once():
     config = broken("agents.main.policy", "nobody")
     config["agents"]["main"]["delegates"] = ["searcher", "nowhere"]
