@@ -1,4 +1,4 @@
-"""Run a command that does not outlive the process that started it: `python -m infra.training.die_with_parent CMD …`.
+"""Run a command that does not outlive the process that started it: `python die_with_parent.py CMD …`.
 
 On Linux the kernel sends SIGKILL when the *thread* that started this process ends, however it ends; the setting
 survives exec. Elsewhere only a parent that is gone already is noticed. The parent's id comes in the environment, and
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 
 _PARENT = "MGRPO_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
@@ -23,7 +24,8 @@ def bound_to_this_process(command: Sequence[str], environment: MutableMapping[st
 
 def bound(command: Sequence[str]) -> list[str]:
     """The same for a process that was itself started so, and hands its environment on."""
-    return [sys.executable, "-m", "infra.training.die_with_parent", *command]
+    # By its file and isolated: a folder named `infra` where the user stands is none of ours.
+    return [sys.executable, "-IS", str(Path(__file__).resolve()), *command]
 
 
 def main(command: Sequence[str]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.training.die_with_parent import bound, bound_to_this_process
+
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the signal")
 
@@ -59,8 +61,17 @@ def test_a_killed_process_takes_those_below_it_along(tmp_path):
 
 
 def test_a_process_whose_parent_is_gone_already_does_not_start():
-    command = [sys.executable, "-m", "infra.training.die_with_parent", sys.executable, "-c", "print('started')"]
+    command = bound([sys.executable, "-c", "print('started')"])
     gone = os.environ | {"MGRPO_PARENT_PID": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=gone, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=gone, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "is gone already" in done.stderr
+
+
+def test_a_folder_named_infra_where_the_user_stands_changes_nothing(tmp_path):
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra/__init__.py").write_text("raise RuntimeError('the user's own')")
+    environment = dict(os.environ)
+    command = bound_to_this_process([sys.executable, "-c", "print('started')"], environment)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("started\n", "")
