@@ -21,6 +21,7 @@ from tasks.open_iteration import opened
 from tasks.publish_policy import publish_policy
 from tasks.report import report_iteration
 from tasks.roll_out import IterationRollouts, main_rollout, sub_agent_invocation
+from tasks.roll_out_ahead import rolling_out_ahead
 from tasks.score_rewards import score_rewards
 from tasks.updates import update_stage
 
@@ -31,7 +32,7 @@ async def compute_iteration(run: str, store: str, iteration: int | None, config:
     async with resources_of(run, store, config) as resources:
         resources.clock.clear()
         async with opened(resources, iteration) as at:
-            rollouts = IterationRollouts(resources, at)
+            rollouts = IterationRollouts(resources, at.iteration, at.query_indices, at.versions)
             await side_by_side(
                 main_rollout(resources, rollouts),
                 *(sub_agent_invocation(resources, rollouts, agent) for agent in rollouts.stages.sub_agents),
@@ -41,12 +42,13 @@ async def compute_iteration(run: str, store: str, iteration: int | None, config:
             alignment = await align_trajectories(resources, at, rewards)
             advantages = await compute_advantages(resources, at, rewards, alignment)
             update_policy = update_stage(resources.config)
-            updates = await side_by_side(
-                *(
-                    update_policy(resources, at, policy, trajectories, advantages)
-                    for policy in resources.config.trained_policies
+            async with rolling_out_ahead(resources, at):
+                updates = await side_by_side(
+                    *(
+                        update_policy(resources, at, policy, trajectories, advantages)
+                        for policy in resources.config.trained_policies
+                    )
                 )
-            )
             metrics = await measure_iteration(resources, at, trajectories, (rewards, alignment, advantages), updates)
             committed = await commit_iteration(
                 resources, at, trajectories, (rewards, alignment, advantages), updates, metrics

@@ -52,6 +52,8 @@ async def measure_iteration(
                 metrics[f"{agent}/{component}"] = float(np.mean(values))
         metrics |= _credit_metrics(agent, [row for row in credit if row["agent"] == agent])
         metrics |= _rollout_metrics(agent, resources, tables)
+        if config.rollout.max_staleness:
+            metrics |= _staleness(agent, resources, at, tables)
         if agent != config.main_agent:
             delegations = _per_rollout(own, len(at.query_indices) * config.rollout.rollouts_per_query)
             metrics[f"{agent}/invocations_mean"] = float(delegations.mean())
@@ -114,6 +116,16 @@ def _rollout_metrics(agent: str, resources: RunResources, tables: TrajectoryTabl
         metrics[f"{agent}/sampled_tokens_mean"] = float(tokens.mean())
         metrics[f"{agent}/tokens_mean"] = float(sampled.column("tokens").to_numpy().mean())
     return metrics
+
+
+def _staleness(agent: str, resources: RunResources, at: IterationRef, tables: TrajectoryTables) -> dict[str, float]:
+    """Versions that the weights which sampled a trajectory are behind those which train on it."""
+    policy = resources.config.agents[agent].policy
+    sampled_by = read_table(resources.files, tables.paths(agent), TRAJECTORIES, ["policy_version"])
+    behind = at.versions[policy] - sampled_by.column("policy_version").drop_null().to_numpy()
+    if not len(behind):
+        return {}
+    return {f"{agent}/staleness_mean": float(behind.mean()), f"{agent}/staleness_max": float(behind.max())}
 
 
 def _update_metrics(update: PolicyUpdate, figures: bytes) -> dict[str, float]:

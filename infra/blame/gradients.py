@@ -15,7 +15,7 @@ from mgrpo_core.update.gradient_shares import GradientShare, gradient_norm, grad
 def gradient_shares(
     stored: StoredIteration, policy: str, trajectory_ids: Sequence[str], cache: Path
 ) -> tuple[WholeGradient, dict[str, GradientShare]]:
-    """Their parts of the gradient of the update's loss over all trajectories, at the version that sampled.
+    """Their parts of the gradient of the update's loss over all trajectories, at the version that is updated.
 
     A trajectory that is not in the loss has gradient 0. Costs a pass over all of the policy's tokens, and one more over
     those of each trajectory; holds two gradients at a time.

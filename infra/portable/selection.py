@@ -9,6 +9,7 @@ from infra.store.files import FileRef, StoreFiles
 from infra.store.manifests import read_manifest
 from infra.store.policies import require_base, require_version
 from infra.store.runs import StoredRun, read_config, read_run_record
+from infra.store.sampled_by import versions_that_sampled
 from infra.store.stored_iteration import committed_iterations
 from mgrpo_core.errors import ConfigError
 
@@ -57,9 +58,11 @@ def _refs(run: StoredRun, iterations: Sequence[int], *, policies: bool) -> Itera
         yield from manifest.files.values()
         configs.add(manifest.config_sha256)
         config = read_config(run, manifest.config_sha256)
+        tables = [ref.path for place, ref in manifest.files.items() if place.startswith("trajectories/")]
         yield from (_whole(files, path) for path, after in evaluated.items() if after in (iteration + 1, iteration))
         for policy, step in manifest.policies.items() if policies else ():
             versions = {step.from_version, step.to_version} | ({0} if config.loss.kl.coefficient else set())
+            versions |= set(versions_that_sampled(files, tables, policy))
             for version in sorted(versions):
                 yield from _version(run, policy, step.folder, version)
     for sha256 in configs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class PolicyChange:
     """A policy's update beside the run's.
 
-    Gradients are of the whole iteration's loss at the version that sampled, before any step and before clipping to a
+    Gradients are of the whole iteration's loss at the version that is updated, before any step and before clipping to a
     norm.
 
     Attributes:

@@ -18,14 +18,22 @@ from mgrpo_core.update.logprobs import SampledLogprobs
 from mgrpo_core.update.packing import pack, plan_micro_batches
 from mgrpo_core.update.training_trajectory import TrainingTrajectory
 
-_COLUMNS = ("trajectory_id", "token_ids", "loss_mask", "logprobs", "segment_starts", "temperature", "sampled_tokens")
+_COLUMNS = (
+    "trajectory_id", "token_ids", "loss_mask", "logprobs", "segment_starts", "temperature", "sampled_tokens",
+    "policy_version",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A stored trajectory with a sampled token, without credit."""
+    """A stored trajectory with a sampled token, without credit.
+
+    Attributes:
+        policy_version: whose weights sampled it.
+    """
 
     agent: str
+    policy_version: int
     trajectory: TrainingTrajectory
 
 
@@ -35,10 +43,11 @@ def sampled_trajectories(stored: StoredIteration, agents: Sequence[str]) -> Iter
         for ref in stored.shards(agent):
             for group in stream_table(stored.files, ref.path, TRAJECTORIES, _COLUMNS):
                 token_ids, masks, logprobs, starts = (list_arrays(group.column(name)) for name in _COLUMNS[1:5])
-                rows = group.select(["trajectory_id", "temperature", "sampled_tokens"]).to_pylist()
+                rows = group.select(["trajectory_id", "temperature", "sampled_tokens", "policy_version"]).to_pylist()
                 yield [
                     Sampled(
                         agent,
+                        row["policy_version"],
                         TrainingTrajectory(
                             trajectory_id=row["trajectory_id"],
                             token_ids=token_ids[index],

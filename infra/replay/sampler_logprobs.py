@@ -1,5 +1,6 @@
 """Are the stored log-probs those of the policy version that sampled? Scored again by the trainer's path."""
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ import torch
 
 from infra.replay.policy_logprobs import Sampled, logprobs_under, sampled_trajectories
 from infra.replay.verdicts import Difference, Outcome, StageVerdict
+from infra.store.sampled_by import versions_that_sampled
 from infra.store.stored_iteration import StoredIteration
 from infra.training.device import training_device
 from infra.training.load_policy import load_model
@@ -16,22 +18,20 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 1.0}
 """Nats a token, by what the policy computes in: sampler and trainer are two programs, and never agree to the bit."""
 
 
-def check_logprobs(stored: StoredIteration, policy: str, source: Path) -> StageVerdict:
+def check_logprobs(stored: StoredIteration, policy: str, folder_of: Callable[[int], Path]) -> StageVerdict:
     """Score every sampled token of a policy's agents again.
 
     Args:
         stored: the iteration.
         policy: which one.
-        source: folder of the version that sampled.
+        folder_of: a version -> its folder.
     """
     config = stored.config
     tolerance = TOLERANCE[config.policies[policy].dtype]
     agents = [name for name, agent in config.agents.items() if agent.policy == policy]
-    model = cast("Any", load_model(source, torch.float32)).to(training_device())
     compared = differing = 0
     largest, first = 0.0, None
-    for group in sampled_trajectories(stored, agents):
-        scores = logprobs_under(model, [one.trajectory for one in group], config, policy)
+    for group, scores in _scored(stored, policy, agents, folder_of):
         for one, score_T in zip(group, scores, strict=True):
             gap_T = np.abs(np.asarray(one.trajectory.sampler_logprobs, dtype=np.float64) - score_T)
             known_T = ~np.isnan(gap_T)
@@ -44,6 +44,18 @@ def check_logprobs(stored: StoredIteration, policy: str, source: Path) -> StageV
     outcome = Outcome.DIFFERS if differing else Outcome.CLOSE if largest else Outcome.EQUAL
     stage = f"log-probs {policy}"
     return StageVerdict(stage, outcome, compared, "tokens", differing, f"{tolerance:g} nats a token", largest, first)
+
+
+def _scored(
+    stored: StoredIteration, policy: str, agents: Sequence[str], folder_of: Callable[[int], Path]
+) -> Iterator[tuple[list[Sampled], list[np.ndarray]]]:
+    """Trajectories, and log-probs of their tokens under the version that sampled each: one model at a time."""
+    paths = [ref.path for agent in agents for ref in stored.shards(agent)]
+    for version in versions_that_sampled(stored.files, paths, policy):
+        model = cast("Any", load_model(folder_of(version), torch.float32)).to(training_device())
+        for rows in sampled_trajectories(stored, agents):
+            group = [one for one in rows if one.policy_version == version]
+            yield group, logprobs_under(model, [one.trajectory for one in group], stored.config, policy)
 
 
 def _difference(one: Sampled, score_T: np.ndarray, token: int) -> Difference:

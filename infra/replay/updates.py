@@ -64,7 +64,7 @@ def replay_updates(stored: StoredIteration, cache: Path) -> Iterator[StageVerdic
         try:
             inputs = policy_inputs(stored, stored.config, policy, cache)
             with update_threads(stored.config):
-                yield check_logprobs(stored, policy, inputs.source)
+                yield check_logprobs(stored, policy, lambda version, own=inputs: _folder(stored, own, version, cache))
                 if policy in stored.config.trained_policies:
                     stage = f"update {policy}"
                     yield _replay_update(stored, inputs, cache)
@@ -131,6 +131,14 @@ def update_threads(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _folder(stored: StoredIteration, inputs: PolicyInputs, version: int, cache: Path) -> Path:
+    """Of a version of the same policy."""
+    if version == inputs.step.from_version:
+        return inputs.source
+    found = require_version(stored.files, stored.manifest.run, inputs.policy, inputs.step.folder, version)
+    return fetch_version(stored.files, found, cache)
 
 
 def _replay_update(stored: StoredIteration, inputs: PolicyInputs, cache: Path) -> StageVerdict:

@@ -37,7 +37,7 @@ class StoredUpdate:
     Attributes:
         inputs: what it started from.
         made: folder of the version that it made, or kept.
-        gradient: of the iteration's loss at the version that sampled, by parameter, on the CPU; None without signal.
+        gradient: of the iteration's loss at the version that is updated, by parameter, on the CPU; None without signal.
         clip_fraction: of its figures.
     """
 
@@ -110,13 +110,13 @@ def credited(stored: StoredIteration, config: RunConfig, policy: str, advantages
 
 
 def gradient_of(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]) -> Gradient | None:
-    """Gradient of the loss over all trajectories as one batch, at the version that sampled; None without signal."""
+    """Gradient of the loss over all trajectories as one batch, at the version that is updated; None without signal."""
     loss = loss_gradient(inputs, config, trajectories)
     return loss.whole() if loss.has_signal else None
 
 
 def loss_gradient(inputs: PolicyInputs, config: RunConfig, trajectories: Sequence[TrainingTrajectory]) -> LossGradient:
-    """The loss of an update, at the version that sampled."""
+    """The loss of an update, at the version that is updated."""
     policy = config.policies[inputs.policy]
     settings = update_settings(config.loss, config.update, policy)
     reference = None if inputs.reference is None else _loaded(inputs.reference)

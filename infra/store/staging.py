@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -32,20 +32,26 @@ def stage_group(files: StoreFiles, run: str, iteration: int, position: int, roll
     return write_table(files, path, TRAJECTORIES, trajectories_table(rows))
 
 
-def staged_positions(files: StoreFiles, run: str, iteration: int) -> set[int]:
-    """Positions of the queries whose groups are staged; a file that cannot be read is not counted."""
+def staged_groups(files: StoreFiles, run: str, iteration: int) -> dict[int, Mapping[str, int]]:
+    """Positions of the queries whose groups are staged, each with the oldest version of every policy that sampled it.
+
+    A file that cannot be read is not counted.
+    """
     names = files.names(layout.staging_folder(run, iteration))
     positions = [int(stem) for stem in (name.removesuffix(".parquet") for name in names) if stem.isdecimal()]
 
-    def whole(position: int) -> bool:
+    def oldest(position: int) -> Mapping[str, int] | None:
         try:
-            _read_group(files, run, iteration, position, ["trajectory_id"])
+            group = _read_group(files, run, iteration, position, ["policy", "policy_version"])
         except TableIntegrityError:
-            return False
-        return True
+            return None
+        by_policy = group.group_by("policy").aggregate([("policy_version", "min")]).to_pylist()
+        # null: no trajectory of the policy came to a turn
+        return {row["policy"]: row["policy_version_min"] for row in by_policy if row["policy_version_min"] is not None}
 
     with ThreadPoolExecutor(_READERS) as readers:
-        return {position for position, sound in zip(positions, readers.map(whole, positions), strict=True) if sound}
+        groups = zip(positions, readers.map(oldest, positions), strict=True)
+        return {position: versions for position, versions in groups if versions is not None}
 
 
 def materialize(

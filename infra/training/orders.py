@@ -17,7 +17,7 @@ class UpdateOrder:
     """Which update, by reference.
 
     Attributes:
-        from_version: the version that sampled and is updated.
+        from_version: the version that is updated.
         config_sha256: of the config, under the run's `configs/`.
         trajectories: shards of the tables of the policy's trainable agents, by agent.
         advantages: the iteration's table of them.
@@ -51,7 +51,7 @@ def update_order(
         config: of the run.
         place: run and iteration.
         policy: which one.
-        from_version: its version that sampled.
+        from_version: its version that is updated.
         trajectories: shards of all agents' tables; only the policy's own are kept.
         advantages: the iteration's table of them.
     """

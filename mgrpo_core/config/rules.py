@@ -313,6 +313,12 @@ def _correction(config: "RunConfig") -> Iterator[str]:
             f"loss.correction.mode: {mode} corrects nothing with update.old_logprobs: sampler, whose ratio holds the "
             "gap to the sampler already. Use old_logprobs: trainer, or mode: none."
         )
+    staleness = config.rollout.max_staleness
+    if staleness and mode == "none" and config.update.old_logprobs == "trainer":
+        yield (
+            f"rollout.max_staleness: {staleness} trains on what older weights sampled, and nothing corrects for it. "
+            "Set loss.correction.mode: truncate (or mask), or max_staleness: 0."
+        )
 
 
 def _pools(config: "RunConfig") -> Iterator[str]:

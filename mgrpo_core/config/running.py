@@ -39,6 +39,11 @@ class RolloutConfig(Section):
     """Delegations of one rollout, all levels together."""
     reply_deadline_s: float = Field(default=600.0, gt=0)
     """Longest wait for one reply of a sub-agent."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Versions by which weights that sampled a trajectory may be behind those that train on it.
+
+    Above 0, rollouts of the next iterations begin while policies are updated; 0 = none do.
+    """
 
 
 class EvaluationConfig(Section):

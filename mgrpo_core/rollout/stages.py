@@ -19,6 +19,9 @@ from mgrpo_core.trajectories import PathStep, Query, Rollout, Trajectory, Trajec
 OnGroup = Callable[[Query, tuple[Rollout, ...]], Awaitable[None]]
 """Gets a query's K rollouts, in the order of their indices, when the last of them has ended."""
 
+Wanted = Callable[[], bool]
+"""Whether a group that has not begun should; those that have begun are finished."""
+
 OnTrajectory = Callable[[Trajectory], None]
 """Gets every trajectory as it ends, whatever its status: for progress."""
 
@@ -77,16 +80,21 @@ class RolloutStages:
         """Agents that need a stage: call `serve` for each."""
         return self._team.sub_agents
 
-    async def run_main(self, queries: Iterable[Query], on_group: OnGroup) -> None:
+    async def run_main(self, queries: Iterable[Query], on_group: OnGroup, wanted: Wanted = lambda: True) -> None:
         """Roll out every query K times; hand over each group when it is whole.
 
         A failure of ours ends its own rollout only, in a status. Whatever is raised, by `on_group` too, ends the stage.
+
+        Args:
+            queries: to roll out; their groups begin in this order.
+            on_group: gets the groups.
+            wanted: asked as a group would begin; once it says no, the groups left are not made.
         """
         limit = asyncio.Semaphore(self._plan.concurrency)
         try:
             async with asyncio.TaskGroup() as groups:
                 for query in queries:
-                    groups.create_task(self._group(query, limit, on_group), name=query.query_id)
+                    groups.create_task(self._group(query, limit, on_group, wanted), name=query.query_id)
         except BaseExceptionGroup as group:
             raise first_error(group) from group
         finally:
@@ -96,32 +104,45 @@ class RolloutStages:
         """Serve a sub-agent's invocations, `limit` at once, until the main stage has ended."""
         await self._board.serve(agent, limit, self._invocation)
 
-    async def run(self, queries: Iterable[Query], on_group: OnGroup, limits: Mapping[str, int] | None = None) -> None:
+    async def run(
+        self,
+        queries: Iterable[Query],
+        on_group: OnGroup,
+        limits: Mapping[str, int] | None = None,
+        wanted: Wanted = lambda: True,
+    ) -> None:
         """All stages at once: for whoever needs no task of its own for each.
 
         Args:
             queries: to roll out.
             on_group: gets the groups.
             limits: invocations at once, by sub-agent; the plan's concurrency where it names none.
+            wanted: see `run_main`.
         """
         limits = limits or {}
         try:
             async with asyncio.TaskGroup() as stages:
                 for agent in self.sub_agents:
                     stages.create_task(self.serve(agent, limits.get(agent, self._plan.concurrency)), name=agent)
-                stages.create_task(self.run_main(queries, on_group), name=self._team.main)
+                stages.create_task(self.run_main(queries, on_group, wanted), name=self._team.main)
         except BaseExceptionGroup as group:
             raise first_error(group) from group
 
-    async def _group(self, query: Query, limit: asyncio.Semaphore, on_group: OnGroup) -> None:
+    async def _group(self, query: Query, limit: asyncio.Semaphore, on_group: OnGroup, wanted: Wanted) -> None:
+        tasks: list[asyncio.Task[Rollout]] = []
         async with asyncio.TaskGroup() as group:
-            indices = range(self._plan.rollouts_per_query)
-            tasks = [group.create_task(self._rollout(query, index, limit)) for index in indices]
+            for index in range(self._plan.rollouts_per_query):
+                await limit.acquire()
+                if index == 0 and not wanted():
+                    limit.release()
+                    return
+                tasks.append(group.create_task(self._rollout(query, index, limit)))
         await on_group(query, tuple(task.result() for task in tasks))
 
-    async def _rollout(self, query: Query, index: int, limit: asyncio.Semaphore) -> Rollout:
+    async def _rollout(self, query: Query, index: int, slot: asyncio.Semaphore) -> Rollout:
+        """Takes over a slot, and gives it back."""
         plan, main = self._plan, self._team.main
-        async with limit:
+        try:
             ledger = RolloutLedger(query.query_id, index, self._team.max_rollout_delegations)
             key = TrajectoryKey(plan.run, plan.iteration, query.query_id, index, (PathStep(main, 0),))
 
@@ -139,6 +160,8 @@ class RolloutStages:
             )
             self._ended(ledger, await controller.run())
             return ledger.rollout()
+        finally:
+            slot.release()
 
     async def _invocation(self, invocation: Invocation) -> Trajectory:
         async def delegate(child: TrajectoryKey, task: str) -> Trajectory:

@@ -38,7 +38,7 @@ class LossGradient:
     steps by. Every denominator is that of all trajectories, so that parts add up to the whole.
 
     Args:
-        model: the policy that sampled, a Hugging Face causal LM.
+        model: the policy that is updated, a Hugging Face causal LM.
         reference: reference policy, where the loss has a KL term.
         trajectories: those of the update; of weight 0 or without a sampled token they take no part, as in the update.
         settings: of the update.

@@ -9,7 +9,7 @@ import pytest
 
 from infra.store import layout, staging, tables
 from infra.store.schemas import TRAJECTORIES
-from infra.store.staging import materialize, stage_group, staged_positions
+from infra.store.staging import materialize, stage_group, staged_groups
 from infra.store.tables import read_table, write_table
 from infra.store.trajectory_rows import trajectories_of, trajectories_table
 from mgrpo_core.errors import AlreadyCommittedError, TableIntegrityError
@@ -28,11 +28,11 @@ def ids(files, refs):
 
 
 def test_staged_groups_are_known_by_their_position_alone(files):
-    assert staged_positions(files, "r", 0) == set()
+    assert staged_groups(files, "r", 0) == {}
     for position in (7, 0, 12):
         stage(files, position)
-    assert staged_positions(files, "r", 0) == {0, 7, 12}
-    assert staged_positions(files, "r", 1) == set()
+    assert staged_groups(files, "r", 0).keys() == {0, 7, 12}
+    assert staged_groups(files, "r", 1) == {}
 
 
 def test_a_group_that_was_cut_off_or_moved_is_rolled_out_again(local_files):  # case E11
@@ -43,7 +43,7 @@ def test_a_group_that_was_cut_off_or_moved_is_rolled_out_again(local_files):  # 
     local_files.write(layout.staged_group("r", 0, 2), local_files.read(layout.staged_group("r", 0, 3)))
     local_files.write(f"{layout.staging_folder('r', 0)}/notes.txt", b"not ours")
     Path(local_files.full(f"{layout.staging_folder('r', 0)}/.tmp-1234")).write_bytes(b"killed while writing")
-    assert staged_positions(local_files, "r", 0) == {0, 3}
+    assert staged_groups(local_files, "r", 0).keys() == {0, 3}
 
 
 def test_materializing_twice_gives_the_same_bytes(files):  # case E13
@@ -228,5 +228,5 @@ def test_a_kill_while_materializing_leaves_groups_and_whole_tables_only(local_fi
     child.wait()
     child.stdout.close()
     assert local_files.names(layout.trajectories_folder("r", 0)) == []
-    assert staged_positions(local_files, "r", 0) == {0, 1, 2}
+    assert staged_groups(local_files, "r", 0).keys() == {0, 1, 2}
     assert materialize(local_files, "r", 0, range(3), AGENTS)["main"][0].rows == 6
