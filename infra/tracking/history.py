@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from infra.store import layout
 from infra.store.files import StoreFiles
-from infra.tracking.curves import HELD_OUT, ITERATION
+from infra.tracking.charts import HELD_OUT, ITERATION
 from mgrpo_core.errors import MGRPOError
 
 _READERS = 16  # requests in flight: an object store answers each in tens of milliseconds

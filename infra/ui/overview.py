@@ -7,10 +7,21 @@ import dash_ag_grid as dag
 from dash import Dash, Input, Output, dcc, html
 
 from infra.traces.visible import visible
-from infra.tracking.curves import HELD_OUT, ITERATION, SECONDS, SUCCESS
+from infra.tracking.charts import (
+    HELD_OUT,
+    HELD_OUT_HIGH,
+    HELD_OUT_LOW,
+    ITERATION,
+    SECONDS,
+    SUCCESS,
+    Chart,
+    agents_in,
+    charts,
+    policies_in,
+)
 from infra.ui.addresses import IterationPage
 from infra.ui.notices import notice, or_notice
-from infra.ui.panels import Panel, agents_in, figure, panels, policies_in
+from infra.ui.panels import figure
 from infra.ui.run_reader import RunReader
 from infra.ui.words import NONE, counted, number, share
 
@@ -48,7 +59,7 @@ def _content(reader: RunReader) -> list[Any]:
         *wrong,
         _headline(rows, measured),
         _table(measured),
-        html.Section([_chart(panel, rows) for panel in panels(rows)], className="charts"),
+        html.Section([_figure(chart, rows) for chart in charts(rows)], className="charts"),
     ]
 
 
@@ -74,7 +85,7 @@ def _headline(rows: list[dict[str, float]], measured: list[dict[str, float]]) ->
     ]
     if held_out:
         last = held_out[-1]
-        bounds = f"{share(last.get(f'{HELD_OUT}_low'))} to {share(last.get(f'{HELD_OUT}_high'))}"
+        bounds = f"{share(last.get(HELD_OUT_LOW))} to {share(last.get(HELD_OUT_HIGH))}"
         tiles.append(("Success, held out", share(last[HELD_OUT]), f"after {int(last[ITERATION])}; 95 %: {bounds}"))
     tiles += [
         (f"Reward of {visible(agent)}", number(newest[f"{agent}/reward"]), f"iteration {int(newest[ITERATION])}")
@@ -92,12 +103,12 @@ def _headline(rows: list[dict[str, float]], measured: list[dict[str, float]]) ->
     )
 
 
-def _chart(panel: Panel, rows: list[dict[str, float]]) -> html.Figure:
+def _figure(chart: Chart, rows: list[dict[str, float]]) -> html.Figure:
     graph = dcc.Graph(
-        figure=figure(panel, rows), config={"displayModeBar": False}, responsive=True, style={"height": "260px"}
+        figure=figure(chart, rows), config={"displayModeBar": False}, responsive=True, style={"height": "260px"}
     )
-    caption = html.Figcaption([html.H3(panel.title), html.P(panel.explanation)])
-    return html.Figure([caption, graph], className="wide" if panel.kind == "stacked" else "")
+    caption = html.Figcaption([html.H3(chart.title), html.P(chart.explanation)])
+    return html.Figure([caption, graph], className="wide" if chart.kind == "stacked" else "")
 
 
 def _table(rows: list[dict[str, float]]) -> html.Section:

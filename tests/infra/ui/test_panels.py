@@ -1,53 +1,13 @@
-"""The overview's charts: every figure that people look for has its line, and gaps are gaps."""
+"""The overview's charts in Plotly's form: gaps are gaps."""
 
-import pytest
-
-from infra.ui.panels import agents_in, figure, panels, policies_in
+from infra.tracking.charts import charts
+from infra.ui.panels import figure
 from tests.infra.ui.spoken_run import metrics_of
 
 
-@pytest.fixture
-def rows() -> list[dict[str, float]]:
-    return [{"iteration": float(number), **metrics_of(number)} for number in range(3)]
-
-
-def test_every_agent_and_policy_has_its_lines(rows):
-    metrics = {line.metric for panel in panels(rows) for line in panel.lines}
-    assert metrics >= {
-        "success", "main/reward", "searcher/reward", "searcher/invocations_mean", "main/zero_variance_groups",
-        "main/sampled_tokens_mean", "update/sub/approx_kl", "update/main/mismatch_max", "seconds/update_policy",
-    }  # fmt: skip
-
-
-def test_a_chart_without_a_number_is_left_out(rows):
-    bare = [{"iteration": row["iteration"], "success": row["success"]} for row in rows]
-    assert [panel.title for panel in panels(bare)] == ["Success"]
-    assert panels([]) == []
-
-
-def test_a_reference_that_there_is_not_draws_no_line(rows):
-    for row in rows:
-        row["update/main/ref_kl"] = 0.0
-    assert "update/main/ref_kl" not in {line.metric for panel in panels(rows) for line in panel.lines}
-    rows[1]["update/main/ref_kl"] = 0.2
-    assert "update/main/ref_kl" in {line.metric for panel in panels(rows) for line in panel.lines}
-
-
-def test_a_value_that_is_missing_is_no_point(rows):
+def test_a_value_that_is_missing_is_no_point():
+    rows = [{"iteration": float(number), **metrics_of(number)} for number in range(3)]
     del rows[1]["success"]
-    success = figure(panels(rows)[0], rows)
+    success = figure(charts(rows)[0], rows)
     assert success["data"][0]["x"] == [0, 2]
     assert success["data"][0]["y"] == [0, 0.2]
-
-
-def test_names_with_slashes_are_agents_and_policies_too():
-    names = [
-        "sub/search/reward",
-        "main/reward",
-        "update/sub/search/loss",
-        "update/main/loss",
-        "update/main/lr",
-        "success",
-    ]
-    assert agents_in(names) == ["sub/search", "main"]
-    assert policies_in(names) == ["sub/search", "main"]
