@@ -73,6 +73,18 @@ def test_such_a_run_verifies_replays_to_the_bit_and_leaves_nothing_staged(ahead)
     assert [staged_groups(run.files, "r", number) for number in range(6)] == [{}] * 6
 
 
+def test_a_part_of_it_that_was_exported_replays_elsewhere(program, ahead, tmp_path):
+    late = max(number for number in range(4) if metrics_of(ahead, number)["main/staleness_max"])
+    for command in (
+        ("export", "r", tmp_path / "part.tar", "--iteration", late, "--store", ahead),
+        ("import", tmp_path / "part.tar", "--store", tmp_path / "there"),
+    ):
+        ended = program.run(*command)
+        assert ended.code == 0, ended.err
+    report = replay_stored(str(tmp_path / "there"), "r", late, "update")
+    assert report.equal, report.conclusion()
+
+
 def test_rolling_ahead_changes_no_token_of_the_iteration_under_way(program, team, tmp_path, ahead):
     ended = program.run(*train(team, tmp_path, 1, 0))
     assert ended.code == 0, ended.err
