@@ -1,5 +1,8 @@
 """The program `mgrpo`: its commands, in the order in which its help lists them."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from flows.commands import blame, deploy, inspect, replay, serve, store, train, transfer, ui, up
@@ -11,6 +14,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mgrpo {version('mgrpo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """For options of the program itself. Its help is that of `app`."""
+
 
 app.command()(train.check)
 app.command()(train.train)

@@ -1,5 +1,6 @@
 """The command line: what programs read from it, and its exit codes."""
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -109,6 +110,12 @@ def test_evaluating_after_more_iterations_than_there_are_is_refused_with_2(progr
     ended = program.run("evaluate", "r", "--store", finished, "--iteration", 3)
     assert ended.code == 2
     assert "has 2 iterations, 3 were asked for" in ended.err
+
+
+def test_the_version_is_that_of_the_installed_package(program):
+    ended = program.run("--version")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == f"mgrpo {importlib.metadata.version('mgrpo')}\n"
 
 
 def test_the_module_runs_as_a_program_of_its_own(team):
