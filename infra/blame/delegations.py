@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.blame.ranking import open_update
+from infra.blame.traced import Ranking, Traced
 from infra.credit.alignment import ALIGNED_COLUMNS, aligned_columns, members_of
 from infra.store.runs import StoredRun
 from infra.store.stored_iteration import StoredIteration
-from infra.traces.links import TraceLink
 from mgrpo_core.credit.leave_one_out import CreditChange, CreditRules, LeaveOneOut, LeftOut, credit_change
 from mgrpo_core.errors import ConfigError
 
@@ -24,7 +24,7 @@ _CREDIT = ("trajectory_id", "advantage", "weight", "included")
 
 
 @dataclass(frozen=True, slots=True)
-class Delegation:
+class Delegation(Traced):
     """One invocation of a sub-agent.
 
     Attributes:
@@ -34,52 +34,27 @@ class Delegation:
         change: to the credit of the others, had it not been; see `LeaveOneOut`.
     """
 
-    trajectory_id: str
-    agent: str
-    agent_path: str
-    query_position: int
-    query_id: str
-    rollout_index: int
-    call_index: int
     status: str
-    reward: float | None
     weight: float
     advantage: float
     pull: float
     below: int
     change: CreditChange
 
-    def link(self, store: str, run: str, iteration: int) -> TraceLink:
-        """Where to look at it."""
-        return TraceLink(store, run, iteration, self.query_position, self.rollout_index, self.agent_path)
-
 
 @dataclass(frozen=True, slots=True)
-class DelegationReport:
+class DelegationReport(Ranking[Delegation]):
     """Invocations of a policy's agents, the largest mean change of others' advantages first.
 
     Attributes:
         invocations: how many there are.
-        ranked: the first of them.
         as_stored: the credit from which changes are counted equals the store's: else another code made it, or it is
             damaged.
     """
 
-    store: str
-    run: str
-    policy: str
-    iteration: int
     alignment: str
     invocations: int
-    ranked: tuple[Delegation, ...]
     as_stored: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs: each invocation with the links to its trace."""
-        found = asdict(self)
-        for row, one in zip(found["ranked"], self.ranked, strict=True):
-            row["trace"] = one.link(self.store, self.run, self.iteration).to_json()
-        return found
 
 
 def delegations(
@@ -103,9 +78,15 @@ def delegations(
     found, as_stored = delegation_credit(stored, agents)
     found.sort(key=lambda one: (-one.change.mean_change, -abs(one.pull), one.trajectory_id))
     return DelegationReport(
-        store, run.name, policy, stored.manifest.iteration, config.alignment.mode, len(found), tuple(found[:top]),
-        as_stored,
-    )  # fmt: skip
+        store=store,
+        run=run.name,
+        policy=policy,
+        iteration=stored.manifest.iteration,
+        ranked=tuple(found[:top]),
+        alignment=config.alignment.mode,
+        invocations=len(found),
+        as_stored=as_stored,
+    )
 
 
 def delegation_credit(

@@ -1,14 +1,14 @@
 """The trajectories that moved a policy, ranked: from the small tables, without a token and without torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.blame.made_by import iteration_that_made
+from infra.blame.traced import Ranking, Traced
 from infra.store.runs import StoredRun
 from infra.store.stored_iteration import StoredIteration, open_stored
-from infra.traces.links import TraceLink
 from mgrpo_core.errors import ConfigError, TableIntegrityError
 
 if TYPE_CHECKING:
@@ -21,35 +21,22 @@ _CREDIT = ("trajectory_id", "agent", "advantage", "weight", "included", "exclude
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
+class Blamed(Traced):
     """A trajectory of a policy's agents, and how hard it pulled.
 
     Attributes:
-        reward: None where there is none.
         pull: weight x advantage, 0.0 where it is not in the loss. Above 0 = the policy was moved towards it.
         share: |pull| of the sum of |pull| over the policy's trajectories, 0 to 1.
         excluded_reason: why it is not in the loss; None where it is.
         gradient: its part of the update's gradient; None where it was not asked for.
     """
 
-    trajectory_id: str
-    agent: str
-    agent_path: str
-    query_position: int
-    query_id: str
-    rollout_index: int
-    call_index: int
-    reward: float | None
     advantage: float
     weight: float
     pull: float
     share: float
     excluded_reason: str | None
     gradient: "GradientShare | None" = None
-
-    def link(self, store: str, run: str, iteration: int) -> TraceLink:
-        """Where to look at it."""
-        return TraceLink(store, run, iteration, self.query_position, self.rollout_index, self.agent_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +55,21 @@ class WholeGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class BlameReport:
+class BlameReport(Ranking[Blamed]):
     """Who moved a policy from one version to the next.
 
     Attributes:
         trajectories: of the policy's agents.
         in_loss: of them, those that entered the loss.
-        ranked: the first of them, by |pull|; by gradient norm where that was asked for.
+        ranked: by |pull|; by gradient norm where that was asked for.
         whole: None where gradients were not asked for.
     """
 
-    store: str
-    run: str
-    policy: str
-    iteration: int
     from_version: int
     to_version: int
     trajectories: int
     in_loss: int
-    ranked: tuple[Blamed, ...]
     whole: WholeGradient | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs: each trajectory with the links to its trace."""
-        found = asdict(self)
-        for row, one in zip(found["ranked"], self.ranked, strict=True):
-            row["trace"] = one.link(self.store, self.run, self.iteration).to_json()
-        return found
 
 
 def blame(

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from infra.blame.delegations import Delegation, DelegationReport
+from infra.blame.delegations import DelegationReport
 from infra.blame.ranking import Blamed, BlameReport
+from infra.blame.traced import Traced
 from infra.terminal.fitted_table import Column, print_fitted
 from infra.terminal.plain_text import on_one_line, plain
 from infra.traces.links import TraceLink
@@ -51,7 +52,7 @@ def render_blame(report: BlameReport, console: Console | None = None) -> None:
     for rank, one in enumerate(report.ranked, start=1):
         if one.excluded_reason is not None:
             console.print(plain(f"{rank}: not in the loss, {one.excluded_reason}"), soft_wrap=True)
-    _links(console, [one.link(report.store, report.run, report.iteration) for one in report.ranked])
+    _links(console, report.links())
 
 
 def render_delegations(report: DelegationReport, console: Console | None = None) -> None:
@@ -92,7 +93,7 @@ def render_delegations(report: DelegationReport, console: Console | None = None)
     columns = [*_ABOUT, *map(Column, names)]
     print_fitted(console, columns, [[plain(cell) for cell in row] for row in rows])
     console.print(plain("signs: others whose advantage changes its sign; lost, won: that leave or enter the loss."))
-    _links(console, [one.link(report.store, report.run, report.iteration) for one in report.ranked])
+    _links(console, report.links())
 
 
 _ABOUT = (
@@ -105,7 +106,7 @@ _ABOUT = (
 )
 
 
-def _about(rank: int, one: Blamed | Delegation) -> list[str]:
+def _about(rank: int, one: Traced) -> list[str]:
     where = _place(one.rollout_index, one.agent_path)
     query = f"@{one.query_position} {on_one_line(one.query_id)}"
     return [str(rank), one.trajectory_id[:_ID_DIGITS], one.agent, query, where, _number(one.reward)]
