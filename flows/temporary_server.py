@@ -6,6 +6,9 @@ go to that server, and only the console is kept quiet and the heart beats as the
 
 import logging
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _CONSOLE = {
     "PREFECT_LOGGING_LEVEL": "WARNING",  # stages are told by bars and one line an iteration, not by a line a task
@@ -32,7 +35,13 @@ _TEMPORARY_SERVER = {
 async def wait_for_server() -> None:
     """Start the temporary server, or reach the one that is configured, before anything is timed or half done."""
     from prefect import get_client  # not before `prepare`
+    from prefect.settings import PREFECT_API_URL
 
+    if not PREFECT_API_URL.value():
+        with _interrupted_at_once():
+            from flows.undisturbed_server import UndisturbedServer  # all of Prefect's server is imported
+
+            UndisturbedServer().start()
     # At the end it says how many events are still on their way; the server that they go to ends with the command.
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)
     async with get_client() as client:
@@ -46,3 +55,17 @@ def prepare() -> None:
         defaults |= _TEMPORARY_SERVER
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """An event loop holds Ctrl-C back until the next `await`: for all the seconds in which the server starts."""
+    held_back = signal.getsignal(signal.SIGINT)
+    if not callable(held_back):  # ignored, as a shell script's `mgrpo train &` is started
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, held_back)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -49,33 +48,12 @@ def errors_to_exit_codes(interrupted: str = _INTERRUPTED, *, damaged: int = 2) -
         typer.secho(visible(f"{type(error).__name__}: {error}"), fg="red", err=True)
         raise typer.Exit(1) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
-        _say_last(interrupted)
-        raise typer.Exit(130) from None
-    except Exception as error:
-        if not _came_of_an_interrupt(error):
-            raise
-        _say_last(interrupted)
+        typer.secho(interrupted, err=True)
         raise typer.Exit(130) from None
     except SystemExit as stopped:
         if int(stopped.code or 0) > 128:  # SIGTERM; else whoever read our output has gone, `| head` for one
-            _say_last(interrupted)
+            typer.secho(interrupted, err=True)
         raise typer.Exit(int(stopped.code or 0)) from None
-
-
-def _came_of_an_interrupt(error: BaseException) -> bool:
-    """Ctrl-C reaches the temporary server too: Prefect then fails to tell it that the run has ended."""
-    before = error.__context__
-    return before is not None and (
-        isinstance(before, KeyboardInterrupt | asyncio.CancelledError) or _came_of_an_interrupt(before)
-    )
-
-
-def _say_last(words: str) -> None:
-    """Tell people, and have nothing logged after it: that the temporary server, which Ctrl-C reached too, is gone."""
-    typer.secho(words, err=True)
-    logging.disable()
-    logging.getLogger("prefect._internal.concurrency").disabled = True  # looks at no level but its own
-    logging.raiseExceptions = False  # Prefect's sender of logs asks this, and no level
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
