@@ -54,8 +54,8 @@ async def evaluate_policies(
 ) -> HeldOutResult:
     """Answer the held-out questions with the policies as they were after `after` iterations.
 
-    The same question, sample and seed draw the same noise at every evaluation of a run. A result that the store has is
-    returned as it is.
+    The same question, sample and seed draw the same noise whenever a run is evaluated after that many iterations, and
+    other noise after others. A result that the store has is returned as it is.
 
     Raises:
         ConfigError: the run has fewer iterations, or names no held-out questions.
