@@ -16,7 +16,7 @@ from infra.serving.vllm.served_folder import served_folder
 from infra.serving.vllm.server_api import ServerApi, key_header
 from infra.serving.vllm.server_process import ServerProcess
 from infra.serving.vllm.weight_label import base_label, weight_label
-from infra.store.adapter_folder import is_adapter, whole_folder
+from infra.store.adapter_folder import adapter_rank, is_adapter, whole_folder
 from infra.store.manifests import newest_committed, read_manifest
 from infra.store.policies import fetch_version, require_version
 from infra.store.runs import StoredRun, newest_config, open_store, policy_versions, require_run
@@ -76,7 +76,7 @@ def serve_policy(serving: Serving, say: Callable[[str], None]) -> int:
         serving.host,
         serving.port,
         serving.extra,
-        settings.lora.rank if settings.lora is not None else None,
+        settings.lora.rank if settings.lora is not None else adapter_rank(folder),
     )
     say(f"Starting vLLM {build.version} for policy {serving.policy}, version {version} of run {serving.run}.")
     if serving.host not in ("127.0.0.1", "::1", "localhost"):

@@ -3,6 +3,7 @@
 The files are those of peft; that there is one is how every reader of a version tells an adapter from whole weights.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,11 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
+
+
+def adapter_rank(folder: Path) -> int | None:
+    """None where there is no adapter in the folder."""
+    return json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"] if is_adapter(folder) else None
 
 
 def whole_folder(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from infra.serving.vllm.build import VllmBuild
 from infra.serving.vllm.command import ServerSettings
 from infra.serving.vllm.replica import ServedVersion
 from infra.serving.vllm.server_process import ServerProcess
+from infra.store.adapter_folder import adapter_rank
 from mgrpo_core.errors import PolicyServerError
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class LocalServers:
         build: where vLLM is.
         logs: folder for their output.
         deadline_s: longest wait for one to answer.
-        lora_rank: of the policy's adapters; None = it has none.
+        lora_rank: of the adapters that the policy trains; None = it trains none, though it may begin with one.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class LocalServers:
                 wanted.context,
                 _HOST,
                 int(url.rsplit(":", 1)[1]),
-                lora_rank=self._lora_rank,
+                lora_rank=self._lora_rank or (adapter_rank(wanted.adapter.folder) if wanted.adapter else None),
             )
             log = self._logs / f"vllm-{self._policy}-{settings.port}.log"
             self._running[url] = ServerProcess(self._build, settings, log)

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from infra.serving.vllm.build import VllmBuild
 from infra.serving.vllm.command import ServerSettings
 from infra.serving.vllm.local_servers import LocalServers
 from infra.serving.vllm.probe import Probe
-from infra.serving.vllm.replica import ServedVersion
+from infra.serving.vllm.replica import ServedAdapter, ServedVersion
 from infra.serving.vllm.server_process import ServerProcess
 from mgrpo_core.errors import PolicyServerError
 
@@ -93,6 +94,19 @@ def test_servers_start_when_they_are_needed_and_end_with_everything_they_started
     assert alive_in_group(group) == []
     with pytest.raises(PolicyServerError, match="its servers were stopped"):
         servers.ensure(one, wanted)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_there_is_room_for_the_adapter_that_a_policy_begins_with_although_it_trains_none(
+    servers: LocalServers, wanted: ServedVersion, tmp_path: Path, rank: int | None
+) -> None:
+    if rank is not None:
+        (tmp_path / "adapter_config.json").write_text(f'{{"r": {rank}}}', encoding="utf-8")
+        wanted = replace(wanted, adapter=ServedAdapter("main/0/a+1/b", tmp_path))
+    servers.ensure(servers.urls[0], wanted)
+    (process,) = servers._running.values()
+    command = Path(f"/proc/{process.pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    assert ("--max-lora-rank=8" in command) is (rank is not None)
 
 
 def test_a_server_that_was_killed_is_started_again_on_its_port(servers: LocalServers, wanted: ServedVersion) -> None:
