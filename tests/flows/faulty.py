@@ -1,16 +1,20 @@
-"""What goes wrong, by import path: tools and judges that are down, weights that turn to NaN."""
+"""What goes wrong, by import path: tools and judges that are down, weights that turn to NaN, engines that drift."""
 
 import itertools
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file, save_file
 
+from infra.serving.embedded import EmbeddedPolicyClient
 from infra.store.files import StoreFiles
 from mgrpo_core.errors import JudgeError, ToolOutageError
-from mgrpo_core.rollout.protocols import Report
+from mgrpo_core.rollout.protocols import Generation, Report
 
 
 class Lookup:
@@ -64,6 +68,18 @@ def turn_to_nan(source: Path, *rest: object) -> None:
     weights = load_file(path)
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, path, {"format": "pt"})
+
+
+def drift(*_: object) -> None:
+    """Have engines report log-probs of policy main that are off by 0.01 nats, and by 0.01 more with each version."""
+    honest = EmbeddedPolicyClient.generate
+
+    async def drifting(self: EmbeddedPolicyClient, *args: Any, **kwargs: Any) -> Generation:
+        made = await honest(self, *args, **kwargs)
+        off = 0.01 * (1 + made.policy_version) if self.policy == "main" else 0.0
+        return replace(made, logprobs=made.logprobs - np.float32(off))
+
+    EmbeddedPolicyClient.generate = drifting  # type: ignore[method-assign]
 
 
 def meet_the_other(files: StoreFiles, run: str, *_: object) -> None:
