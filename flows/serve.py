@@ -77,6 +77,7 @@ def serve_policy(serving: Serving, say: Callable[[str], None]) -> int:
         serving.port,
         serving.extra,
         settings.lora.rank if settings.lora is not None else adapter_rank(folder),
+        nccl=settings.serving.transfer == "nccl",
     )
     say(f"Starting vLLM {build.version} for policy {serving.policy}, version {version} of run {serving.run}.")
     if serving.host not in ("127.0.0.1", "::1", "localhost"):

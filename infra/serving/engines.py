@@ -12,8 +12,10 @@ from infra.serving.embedded import EmbeddedPolicyClient
 from infra.serving.vllm.build import find_build
 from infra.serving.vllm.client import VllmPolicyClient
 from infra.serving.vllm.local_servers import LocalServers
+from infra.serving.vllm.nccl_transfer import NcclTransfer
 from mgrpo_core.config import RunConfig
 from mgrpo_core.config.policies import LOCAL_SERVER
+from mgrpo_core.errors import ConfigError
 from mgrpo_core.rollout.protocols import PolicyClient
 
 
@@ -46,7 +48,7 @@ class EnginePlaces:
     Attributes:
         label_of: version -> a name for its weights that no other weights have.
         scratch: folder of this process.
-        logs: folder for the output of servers that are started here.
+        logs: folder for the output of servers, and of senders, that are started here.
     """
 
     label_of: Callable[[int], str]
@@ -59,7 +61,7 @@ def engine_of(
 ) -> PolicyEngine:
     """The engine that the policy's config asks for; it holds no weights yet.
 
-    Raises: ConfigError that names `make vllm` where servers are to be started and vLLM is missing.
+    Raises: ConfigError that names `make vllm` where vLLM is needed here, and missing.
     """
     settings = config.policies[policy]
     if not settings.servers:
@@ -85,7 +87,18 @@ def engine_of(
         label_of=places.label_of,
         scratch=places.scratch,
         ours=ours,
+        transfer=_by_nccl(config, policy, places.logs) if settings.serving.transfer == "nccl" else None,
     )
+
+
+def _by_nccl(config: RunConfig, policy: str, logs: Path) -> NcclTransfer:
+    try:
+        build = find_build()
+    except ConfigError as error:
+        raise ConfigError(
+            f"policies.{policy}.serving.transfer: nccl sends with vLLM's own code, from this machine. {error}"
+        ) from error
+    return NcclTransfer(policy, build, logs / f"nccl-{policy}.log", config.policies[policy].serving)
 
 
 def _local_servers(config: RunConfig, policy: str, logs: Path) -> LocalServers | None:

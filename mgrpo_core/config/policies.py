@@ -54,6 +54,8 @@ class ServingConfig(Section):
     """Longest wait for a server that mgrpo starts itself."""
     folder: str | None = None
     """Where versions are laid out for servers, a path that they read, too; None = a folder of this machine."""
+    transfer: Literal["folder", "nccl"] = "folder"
+    """How all weights come to servers: read by them from `folder`, or sent by NCCL from a GPU of this machine."""
 
 
 class PolicyConfig(Section):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mgrpo_core.config.policies import LOCAL_SERVER
+from mgrpo_core.config.policies import LOCAL_SERVER, PolicyConfig
 from mgrpo_core.config.secrets import credentials_in
 
 if TYPE_CHECKING:
@@ -232,6 +232,8 @@ def _servers(config: "RunConfig") -> Iterator[str]:
                 f"policies.{name}.serving.connect_timeout_s: {serving.connect_timeout_s:g} is above deadline_s "
                 f"{serving.deadline_s:g}, so a server that is down would never be asked twice. Lower it."
             )
+        if serving.transfer == "nccl" and (problem := _problem_of_nccl(policy)):
+            yield f"policies.{name}.serving.transfer: nccl {problem}"
 
     for place, policy, temperature in _sampled_at(config):
         if config.policies[policy].servers and temperature > _HOTTEST_SERVED:
@@ -239,6 +241,23 @@ def _servers(config: "RunConfig") -> Iterator[str]:
                 f"{place}: {temperature:g}, but vLLM samples at {_HOTTEST_SERVED:g} at most, "
                 f"and policies.{policy} has servers. Lower it, or sample in this process (no servers)."
             )
+
+
+def _problem_of_nccl(policy: PolicyConfig) -> str | None:
+    if policy.lora is not None:
+        return (
+            "sends all weights, and this policy trains an adapter (lora), which is megabytes and goes by folder. "
+            "Use transfer: folder, or train all weights (lora: null)."
+        )
+    if LOCAL_SERVER in policy.servers:
+        return (
+            f"needs a GPU for the sender that no server uses, and a server that mgrpo starts (`{LOCAL_SERVER}`) takes "
+            "this machine's first, and reads its disk. Use transfer: folder, or start it with `mgrpo serve` and give "
+            "its URL."
+        )
+    if policy.serving.folder is not None:
+        return f"and serving.folder {policy.serving.folder!r}: servers read no folder then. Remove one of the two."
+    return None
 
 
 def _sampled_at(config: "RunConfig") -> Iterator[tuple[str, str, float]]:

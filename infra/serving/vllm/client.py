@@ -19,6 +19,7 @@ from infra.serving.vllm.replica import Publication, Replica, ServedAdapter, Serv
 from infra.serving.vllm.served_folder import served_adapter, served_folder
 from infra.serving.vllm.server_api import ServerApi, key_header
 from infra.serving.vllm.weight_label import base_label
+from infra.serving.vllm.weight_transfer import WeightTransfer
 from infra.store.adapter_folder import is_adapter, whole_folder
 from mgrpo_core.config import ServingConfig
 from mgrpo_core.errors import ConfigError, PolicyServerError, ShapeError
@@ -48,6 +49,7 @@ class VllmPolicyClient:
         scratch: folder for what has to be laid out otherwise for vLLM than the trainer wrote it, where `serving` names
             none.
         ours: those of the servers that are started and stopped here.
+        transfer: how weights come to the servers; None = by folder.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class VllmPolicyClient:
         label_of: Callable[[int], str],
         scratch: Path,
         ours: LocalServers | None = None,
+        transfer: WeightTransfer | None = None,
     ) -> None:
         self._policy = policy
         self._context_length = context_length
@@ -72,6 +75,7 @@ class VllmPolicyClient:
         self._label_of = label_of
         self._scratch = Path(serving.folder or scratch).absolute()
         self._ours = ours
+        self._transfer = transfer
         self._io = IoThread(f"mgrpo-vllm-{policy}")
         self._http: Connections | None = None
         self._replicas: list[Replica] = []
@@ -268,7 +272,12 @@ class VllmPolicyClient:
             key_header(), connect_timeout_s=serving.connect_timeout_s, timeout_s=serving.timeout_s, most=most
         )
         self._replicas = [
-            Replica(ServerApi(self._http, url, self._policy), serving.concurrency, self._ours and self._ours.ensure)
+            Replica(
+                ServerApi(self._http, url, self._policy),
+                serving.concurrency,
+                self._ours and self._ours.ensure,
+                self._transfer,
+            )
             for url in self._urls
         ]
 

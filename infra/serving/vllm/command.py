@@ -24,6 +24,7 @@ class ServerSettings:
         context: most tokens of prompt plus completion.
         lora_rank: of the adapters that it will be given; None = none.
         extra: further options of the server.
+        nccl: it will be given weights by NCCL.
     """
 
     policy: str
@@ -34,6 +35,7 @@ class ServerSettings:
     port: int
     extra: tuple[str, ...] = ()
     lora_rank: int | None = None
+    nccl: bool = False
 
 
 def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
@@ -59,6 +61,7 @@ def server_command(build: VllmBuild, settings: ServerSettings) -> list[str]:
         # a prompt of any length that fits the context is computed in one step
         f"--max-num-batched-tokens={max(settings.context, _BATCHED_TOKENS)}",
         *(_lora_flags(settings.lora_rank) if settings.lora_rank else ()),
+        *(['--weight-transfer-config={"backend": "nccl"}'] if settings.nccl else ()),
         *build.flags,
         *settings.extra,
     ]

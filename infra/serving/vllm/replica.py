@@ -15,6 +15,7 @@ from infra.serving.vllm.failures import NotThereError, ServerDownError, ServerFa
 from infra.serving.vllm.probe import Probe, ProbeGap
 from infra.serving.vllm.server_api import ServerApi
 from infra.serving.vllm.weight_label import base_label
+from infra.serving.vllm.weight_transfer import ByFolder, WeightTransfer
 from infra.store.adapter_folder import ADAPTER_WEIGHTS
 from mgrpo_core.errors import ConfigError, PolicyServerError
 from mgrpo_core.rollout.protocols import Sampling
@@ -86,12 +87,16 @@ class Replica:
         api: its routes.
         concurrency: requests at once; others wait here.
         start: see `Start`.
+        transfer: how weights come to it; None = by folder.
     """
 
-    def __init__(self, api: ServerApi, concurrency: int, start: Start | None = None) -> None:
+    def __init__(
+        self, api: ServerApi, concurrency: int, start: Start | None = None, transfer: WeightTransfer | None = None
+    ) -> None:
         self.api = api
         self._slots = asyncio.Semaphore(concurrency)
         self._start = start
+        self._transfer = transfer or ByFolder()
         self._bringing_up = asyncio.Lock()
         self._holds: str | None = None
         self._rest_s = 0.0
@@ -144,6 +149,7 @@ class Replica:
             if self._start is not None:
                 await self._run_ours(self._start, wanted)
             names = await self._check(wanted)
+            await self._transfer.check(self.api)
             read = await self._load(wanted, names)
 
             async def sample(prompt_ids: np.ndarray, sampling: Sampling) -> tuple[int, float]:
@@ -171,7 +177,7 @@ class Replica:
         if held == wanted.label and (adapter is None or adapter.name in names):
             return 0
         if base_label(held) != base_label(wanted.label):
-            await self.api.load_weights(wanted.folder)
+            await self._transfer.load(self.api, wanted)
             read += _bytes_of(wanted.folder)
         if adapter is not None:
             if adapter.name in names:  # and not to be trusted

@@ -70,6 +70,36 @@ class ServerApi:
                 "weights of the architecture that it was started with. See `serving.folder` of the policy."
             ) from error
 
+    async def transfer_backend(self) -> str | None:
+        """By what it takes new weights from a trainer's GPU, None where it was started without."""
+        info = await self._ask("GET", "/server_info?config_format=json")
+        config = field_of(info, "vllm_config", dict, self._url).get("weight_transfer_config")
+        return None if config is None else field_of(config, "backend", str, self._url)
+
+    async def world_size(self) -> int:
+        """How many workers hold its weights, each a part or a copy."""
+        return field_of(await self._ask("GET", "/get_world_size"), "world_size", int, self._url)
+
+    async def pause(self) -> None:
+        """Give up every request, and begin none until `resume`."""
+        await self._send("POST", "/pause")
+
+    async def resume(self) -> None:
+        await self._send("POST", "/resume")
+
+    async def transfer_step(self, route: str, body: object = None) -> None:
+        """One step of vLLM's weight transfer, as its trainer side words it.
+
+        Raises: ServerUnfitError for a 5xx, too: a step that failed leaves nothing to repeat it from.
+        """
+        try:
+            await self._send("POST", f"/{route}", body)
+        except ServerFailedError as error:
+            raise ServerUnfitError(
+                f"{error} A transfer by NCCL wants a GPU for the sender, and others for every server. A server that "
+                "has begun one may hold half of a version, and its label says so: restart it."
+            ) from error
+
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Have a LoRA adapter answer to a name of its own; the server reads it from its own disk, and computes with it.
 

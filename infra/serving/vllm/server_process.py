@@ -13,6 +13,7 @@ import httpx
 
 from infra.serving.vllm.build import VllmBuild
 from infra.serving.vllm.command import ServerSettings, server_command, server_environment
+from infra.serving.vllm.last_words import last_words
 from infra.training.die_with_parent import bound_to_this_process
 from mgrpo_core.errors import PolicyServerError
 
@@ -126,8 +127,5 @@ class ServerProcess:
         except httpx.HTTPError:
             return False
 
-    def _last_words(self, lines: int = 15) -> str:
-        if self._log is None:
-            return ""
-        said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-        return "\n".join([f" The end of {self._log}:", *said])
+    def _last_words(self) -> str:
+        return "" if self._log is None else last_words(self._log)

@@ -13,6 +13,13 @@ from infra.serving.vllm.probe import TEMPERATURE, Probe
 
 GENERATE = "/inference/v1/generate"
 SAYS = [11, 12, 2]
+INIT, START, UPDATE, FINISH, RELEASE = TRANSFER = (
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/shutdown_weight_transfer_engine",
+)
 CONTEXT = 384
 
 Spoils = Callable[[str, Any], Any]
@@ -29,6 +36,8 @@ class PlayedServer:
         spoil: what it does instead of answering honestly.
         asked: routes, in their order.
         headers: of the last request.
+        backend: by which it takes weights from a trainer's GPU, None = it does not.
+        workers: that hold its weights.
     """
 
     def __init__(self, probe: Probe, text_ids: list[int]) -> None:
@@ -39,6 +48,8 @@ class PlayedServer:
         self.name = "main"
         self.label = "default"
         self.context = CONTEXT
+        self.backend: str | None = None
+        self.workers = 1
         self.probe = probe
         self._text_ids = text_ids
         self._port = 0
@@ -120,6 +131,14 @@ class PlayedServer:
                 return {"success": True}
             case "/collective_rpc":
                 return {"results": [None]}
+            case "/server_info?config_format=json":
+                return {"vllm_config": {"weight_transfer_config": self.backend and {"backend": self.backend}}}
+            case "/get_world_size":
+                return {"world_size": self.workers}
+            case "/pause" | "/resume":
+                return {"status": route[1:]}
+            case _ if route in TRANSFER:
+                return {"message": "done"}
             case _:
                 return self._completion(body)
 
