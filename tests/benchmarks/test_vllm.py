@@ -15,6 +15,7 @@ import aiohttp
 import httpx
 import numpy as np
 import pytest
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from infra.quickstart.builtin import builtin_policy
@@ -24,8 +25,10 @@ from infra.serving.vllm.client import VllmPolicyClient
 from infra.serving.vllm.command import ServerSettings
 from infra.serving.vllm.local_servers import _free_ports
 from infra.serving.vllm.server_process import ServerProcess
-from infra.training.load_policy import load_tokenizer
-from mgrpo_core.config import ServingConfig
+from infra.store.adapter_folder import link_base
+from infra.training.adapters import put_adapter, save_adapter, trained_parameters
+from infra.training.load_policy import load_model, load_tokenizer
+from mgrpo_core.config import LoraConfig, ServingConfig
 from mgrpo_core.rollout.protocols import PolicyClient, Sampling
 from tests.servers.vllm_build import vllm_build
 
@@ -66,21 +69,27 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def clients(servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmPolicyClient]]:
     made = {}
     for policy, url in servers.items():
-        tokenizer = load_tokenizer(folder_of(policy))
-        made[policy] = VllmPolicyClient(
-            policy,
-            CONTEXT,
-            [url],
-            dtype="float32",
-            serving=ServingConfig(),
-            tokenize=lambda text, one=tokenizer: one.encode(text, add_special_tokens=False, split_special_tokens=False),
-            label_of=lambda version, name=policy: f"{name}/{version}/benchmark",
-            scratch=tmp_path_factory.mktemp("served"),
-        )
+        made[policy] = client_of(policy, url, tmp_path_factory.mktemp("served"))
         made[policy].load(0, folder_of(policy))
     yield made
     for client in made.values():
         client.close()
+
+
+def client_of(policy: str, url: str, scratch: Path) -> VllmPolicyClient:
+    """Of one server. Version 0 has all weights, the others are adapters on it."""
+    tokenizer = load_tokenizer(folder_of(policy))
+    base = f"{policy}/0/benchmark"
+    return VllmPolicyClient(
+        policy,
+        CONTEXT,
+        [url],
+        dtype="float32",
+        serving=ServingConfig(),
+        tokenize=lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False),
+        label_of=lambda version: f"{base}+{version}/benchmark" if version else base,
+        scratch=scratch,
+    )
 
 
 def folder_of(policy: str) -> Path:
@@ -181,6 +190,39 @@ def test_rollouts_through_the_client_against_the_bare_servers(
     benchmark.extra_info |= {name: round(rate) for name, rate in rates.items()} | {"ratio": round(median(ratios), 3)}
     print(f"\n{rollouts} rollouts: " + ", ".join(f"{name} {rate:.0f} tokens/s" for name, rate in rates.items()))
     print(f"client over bare: {median(ratios):.2f}; by round {', '.join(f'{one:.2f}' for one in ratios)}")
+
+
+def test_publishing_an_adapter(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Rank 16 on all linear maps of the quickstart's policy: from the version's folder to its proof. Wanted: 1 s."""
+    base, lora = folder_of("main"), LoraConfig(rank=16, alpha=32.0)
+    folders = [base, *(adapter_on(base, lora, tmp_path / f"{seed}", seed) for seed in range(1, 8))]
+    settings = ServerSettings("main", base, "float32", CONTEXT, "127.0.0.1", _free_ports(1)[0], lora_rank=lora.rank)
+    with ServerProcess(vllm_build(servers=cores()), settings, tmp_path / "log") as process:
+        process.wait_until_it_answers(900)
+        with client_of("main", process.url, tmp_path / "served") as client:
+            versions = iter(enumerate(folders))
+
+            def publish() -> None:
+                client.load(*next(versions))
+
+            publish()  # the base
+            publish()  # whoever comes first warms up
+            benchmark.pedantic(publish, rounds=len(folders) - 2)
+
+
+def adapter_on(base: Path, lora: LoraConfig, folder: Path, seed: int) -> Path:
+    """A version with an effect."""
+    model = load_model(base, torch.float32)
+    put_adapter(model, lora, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in trained_parameters(model).items():
+            if ".lora_B." in name:
+                weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    folder.mkdir()
+    save_adapter(folder, lora, trained_parameters(model))
+    link_base(folder, base)
+    return folder
 
 
 @pytest.mark.parametrize("rollouts", [1, 32, 128])
