@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from infra.store.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from infra.training.one_model_at_a_time import one_model_at_a_time
 from mgrpo_core.config import LoraConfig
 from mgrpo_core.errors import ConfigError, TableIntegrityError
 
@@ -41,7 +42,7 @@ def put_adapter(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
 
     require_targets(model, lora)
     config = PeftConfig(r=lora.rank, lora_alpha=cast("int", lora.alpha), target_modules=list(lora.target_modules))
-    with torch.random.fork_rng(devices=[]):
+    with one_model_at_a_time, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, adapter_name=_NAME)
     model.eval()

@@ -1,6 +1,5 @@
 """One way to read a policy's folder, shared by the trainer and the embedded engine, so that both hold equal weights."""
 
-import threading
 from pathlib import Path
 from typing import cast
 
@@ -10,14 +9,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from infra.store.adapter_folder import is_adapter, whole_folder
 from infra.training.adapters import load_adapter, merged, put_adapter
 from infra.training.no_progress_bar import no_progress_bar
+from infra.training.one_model_at_a_time import one_model_at_a_time
 from mgrpo_core.config import LoraConfig
 from mgrpo_core.errors import ConfigError, TemplateError
 
 _EXPECTED = "a Hugging Face folder: config.json, model.safetensors (or its shards with an index), tokenizer.json"
 _TELLTALE = {"config.json": "config.json", "weights": "*.safetensors", "tokenizer": "tokenizer*.json"}
-
-# transformers patches torch's initialisers while it loads: of two loads at once, one lost its tied output head.
-_one_at_a_time = threading.Lock()
 
 
 def load_policy(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -45,7 +42,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         return cast("PreTrainedModel", merged(base, folder).to(dtype))  # pyright: ignore[reportArgumentType]
     folder = _readable(folder, "config.json", "weights")
     try:
-        with _one_at_a_time, no_progress_bar():
+        with one_model_at_a_time, no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                 folder,
                 dtype=dtype,

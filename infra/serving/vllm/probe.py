@@ -19,6 +19,7 @@ import torch
 
 from infra.serving.vllm.failures import ServerUnfitError
 from infra.training.load_policy import load_model
+from infra.training.one_model_at_a_time import one_model_at_a_time
 from mgrpo_core.rollout.protocols import Sampling
 from mgrpo_core.seeds import seed_of
 
@@ -91,7 +92,8 @@ def probe_of(folder: Path, text_ids: list[int], context: int) -> Probe:
     ids = np.resize(np.asarray(text_ids, dtype=np.int32), longest)
     cuts = np.unique(np.linspace(min(_SHORTEST, max(1, longest // 2)), longest, _CUTS).astype(int))
     model = load_model(folder, torch.float32)
-    with torch.inference_mode():
+    # Not beside a model that is being built, either: its precision would be the default of tensors that are made here.
+    with one_model_at_a_time, torch.inference_mode():
         logits = model(
             input_ids=torch.from_numpy(ids).long()[None],
             use_cache=False,

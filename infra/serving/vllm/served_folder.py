@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from infra.store.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from infra.training.one_model_at_a_time import one_model_at_a_time
 from mgrpo_core.errors import ConfigError
 
 _HEAD = "head.safetensors"
@@ -109,8 +110,9 @@ def _untie(folder: Path, config: dict[str, object], weight_map: dict[str, str], 
 
 def _tied_names(folder: Path) -> tuple[str, str]:
     """Names of the head's and the embedding's weight."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with one_model_at_a_time, torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
