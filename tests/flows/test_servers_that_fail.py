@@ -167,16 +167,14 @@ def test_answers_that_make_no_sense_lose_their_trajectories_and_are_no_reward_of
     assert ended.code == 0, ended.err
     assert not left
     store = tmp_path / "store"
-    rows = sorted(
-        rows_of(store, "trajectories/main-0000"), key=lambda row: (row["query_position"], row["rollout_index"])
-    )
+    lost = [row for row in rows_of(store, "trajectories/main-0000") if row["status"] == "infra_failed"]
     rewards = {row["trajectory_id"]: row["reward"] for row in rows_of(store, "rewards")}
-    for row, (_, said) in zip(rows[:4], bad, strict=False):
-        assert row["status"] == "infra_failed"
+    # requests of rollouts side by side arrive in any order
+    for _, said in bad[:4]:
+        assert sum(said in row["failure"] for row in lost) == 1, said
+    for row in lost:
         assert f"{main.url}" in row["failure"]
-        assert said in row["failure"]
         assert rewards[row["trajectory_id"]] is None
-    assert [row["status"] == "infra_failed" for row in rows] == [True] * 4 + [False] * 4
     metrics = metrics_of(store)
     assert metrics["main/infra_failed"] == 4
     assert metrics["update/main/missing_sampler_tokens"] == 1
