@@ -88,7 +88,7 @@ def _ended_in_words(command: Command, code: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_ctrl_c_ends_a_run_while_its_server_starts_and_while_it_works_and_the_same_command_continues(train, tmp_path):
+def test_ctrl_c_ends_a_run_while_its_server_starts_and_while_it_works(train, tmp_path):
     starting = train()
     starting.until(starting.server)
     assert os.getpgid(starting.server()[0].pid) != os.getpgid(starting.process.pid)
@@ -97,11 +97,6 @@ def test_ctrl_c_ends_a_run_while_its_server_starts_and_while_it_works_and_the_sa
     working = train()
     working.until(lambda: list((tmp_path / "store").glob("r/iterations/*/trajectories/*.parquet")))
     _ended_in_words(working, working.ctrl_c())
-
-    again = train()
-    assert again.process.wait(_START_S) == 0, again.said.read_text()
-    assert "Run r: 2 iterations committed" in again.said.read_text()
-    assert again.all() == []
 
 
 @pytest.mark.timeout(600)
