@@ -66,7 +66,7 @@ def test_a_failed_update_fails_the_iteration_with_its_words_and_link_and_the_nex
 def test_an_update_whose_process_is_killed_is_done_by_the_next_attempt(cluster: Cluster) -> None:
     cluster.plan("kill").touch()
     run = cluster.start()
-    cluster.until(lambda: len(cluster.noted("starts")) >= 2, 60)
+    cluster.until(lambda: len(cluster.noted("starts")) >= 2, 180)
     cluster.plan("kill").unlink()
     assert cluster.finished(run).is_completed()
     assert len(cluster.noted("starts")) == 4
@@ -121,7 +121,9 @@ def test_cancelling_an_iteration_cancels_its_updates_and_frees_their_slots(clust
 
 
 def test_cancelling_an_iteration_in_its_rollouts_leaves_no_process_and_what_is_staged(cluster: Cluster) -> None:
-    sizes = ("--set", "rollout.queries_per_iteration=64", "--set", "tracking.mlflow=false")
+    # a few rollouts at a time: those of 64 queries shall take longer than a cancellation does
+    few = ("--set", "rollout.concurrency=8")
+    sizes = ("--set", "rollout.queries_per_iteration=64", *few, "--set", "tracking.mlflow=false")
     assert cluster.mgrpo("deploy", "quickstart", "--run", cluster.run + "-q", *sizes).returncode == 0
     run = cluster.start(run=cluster.run + "-q", config=None)
     staging = f"{cluster.run}-q/iterations/00000000/staging"

@@ -62,6 +62,14 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
     return StoreFiles(request.getfixturevalue(request.param))
 
 
+@pytest.fixture(params=["local", "memory", "seaweedfs_url"], ids=["local", "memory", "seaweedfs"])
+def raced_files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
+    """Those on which writers may race: moto looks whether a key is there, and then writes it, in two steps."""
+    if request.param == "seaweedfs_url":
+        return StoreFiles(request.getfixturevalue(request.param))
+    return StoreFiles(str(tmp_path / "store") if request.param == "local" else f"memory://{uuid.uuid4().hex}")
+
+
 @pytest.fixture(params=["local", "memory"])
 def near_files(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFiles:
     """The first two of them, for what takes many requests."""

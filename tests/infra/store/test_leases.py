@@ -92,12 +92,12 @@ def test_a_lease_that_cannot_be_read_blocks_nobody(dated_files: StoreFiles) -> N
     take_lease(dated_files, "r", 0, owner()).release()
 
 
-def test_of_eight_at_once_one_gets_it(files: StoreFiles) -> None:
+def test_of_eight_at_once_one_gets_it(raced_files: StoreFiles) -> None:
     taken, refused = [], []
 
     def contend(number: int) -> None:
         try:
-            taken.append(take_lease(files, "r", 0, owner(f"contender-{number}")))
+            taken.append(take_lease(raced_files, "r", 0, owner(f"contender-{number}")))
         except IterationTakenError as error:
             refused.append(str(error))
 
@@ -112,12 +112,12 @@ def test_of_eight_at_once_one_gets_it(files: StoreFiles) -> None:
     taken[0].release()
 
 
-def test_of_four_that_create_a_run_at_once_each_has_its_turn_alone(files: StoreFiles) -> None:
+def test_of_four_that_create_a_run_at_once_each_has_its_turn_alone(raced_files: StoreFiles) -> None:
     inside, most = [0], [0]
     guard = threading.Lock()
 
     def create(number: int) -> None:
-        with creating_run(files, "r", owner(f"start-{number}")):
+        with creating_run(raced_files, "r", owner(f"start-{number}")):
             with guard:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
