@@ -33,6 +33,7 @@ from infra.training.adapters import require_targets
 from infra.training.load_policy import load_policy, load_tokenizer
 from infra.training.policy_source import initial_folder
 from mgrpo_core.config import PolicyConfig, RunConfig
+from mgrpo_core.data_order import Batch, DataCursor, next_batch
 from mgrpo_core.dialogue.template import ChatTemplate, ChatTokenizer
 from mgrpo_core.errors import ConfigError
 from mgrpo_core.rewards.verifiers import Verifier, verifier_of
@@ -86,6 +87,12 @@ class RunResources:
     def queries_at(self, indices: Sequence[int]) -> list[Query]:
         """The training queries at these places of the dataset, in this order."""
         return [self.queries[index] for index in indices]
+
+    def next_batch(self, cursor: DataCursor) -> Batch:
+        """The training queries of the iteration that begins at a cursor."""
+        config = self.config
+        size = config.rollout.queries_per_iteration
+        return next_batch(cursor, len(self.queries), size, config.seed, shuffle=config.data.shuffle)
 
     def held_out(self) -> tuple[Query, ...]:
         """The held-out questions.

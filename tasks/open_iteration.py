@@ -12,7 +12,7 @@ from infra.store.manifests import CommittedManifest, is_committed
 from infra.store.runs import policy_versions, resume_point
 from infra.store.schemas import QUERIES
 from infra.store.tables import table_of, write_table
-from mgrpo_core.data_order import DataCursor, next_batch
+from mgrpo_core.data_order import DataCursor
 from mgrpo_core.errors import ConfigError, IterationTakenError
 from mgrpo_core.trajectories import Query
 from tasks.flow_runs import mark_crashed, rename_flow_run, this_owner
@@ -79,13 +79,7 @@ async def _lease(resources: RunResources, number: int) -> Lease:
 
 def _drawn(resources: RunResources, number: int, newest: CommittedManifest | None) -> IterationRef:
     config, run = resources.config, resources.run
-    batch = next_batch(
-        newest.manifest.cursor if newest else DataCursor(),
-        len(resources.queries),
-        config.rollout.queries_per_iteration,
-        config.seed,
-        shuffle=config.data.shuffle,
-    )
+    batch = resources.next_batch(newest.manifest.cursor if newest else DataCursor())
     queries = resources.queries_at(batch.index_Q)
     return IterationRef(
         run=run.name,

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from infra.resources import RunResources
-from mgrpo_core.data_order import next_batch
 from mgrpo_core.trajectories import Query, Rollout, Status
 from tasks.iteration_ref import IterationRef
 from tasks.logs import stage_logger
@@ -51,17 +50,11 @@ async def roll_out_ahead(resources: RunResources, at: IterationRef, updated: asy
         at: the iteration whose policies are updated.
         updated: set when they are: then no further group begins.
     """
-    config, cursor, made = resources.config, at.cursor, 0
+    cursor, made = at.cursor, 0
     for number in _numbers_ahead(resources, at):
         if updated.is_set():
             break
-        batch = next_batch(
-            cursor,
-            len(resources.queries),
-            config.rollout.queries_per_iteration,
-            config.seed,
-            shuffle=config.data.shuffle,
-        )
+        batch = resources.next_batch(cursor)
         cursor = batch.after
         # Each update makes at most one version, so these groups will be as far behind as their iteration is ahead.
         rollouts = IterationRollouts(resources, number, batch.index_Q, at.versions)

@@ -6,4 +6,4 @@ two models at once, one lost its tied output head, and one got the tables of its
 
 import threading
 
-one_model_at_a_time = threading.RLock()
+one_model_at_a_time = threading.Lock()
