@@ -201,7 +201,7 @@ async def test_a_cancelled_caller_frees_its_row(folder: Path) -> None:
         await asyncio.sleep(0.01)
         long.cancel()
         queued.cancel()
-        made = await asyncio.wait_for(client.generate(prompt_of(7), sampling(1, 3), trajectory_id="v"), timeout=10)
+        made = await asyncio.wait_for(client.generate(prompt_of(7), sampling(1, 3), trajectory_id="v"), timeout=60)
         assert len(made.token_ids) == 3
         assert long.cancelled()
         assert queued.cancelled()
@@ -288,7 +288,7 @@ async def test_a_failure_of_the_worker_reaches_every_caller_and_the_next_request
             *[client.generate(prompt_of(5), sampling(i), trajectory_id=str(i)) for i in range(5)],
             return_exceptions=True,
         ),
-        timeout=10,
+        timeout=60,
     )
     assert all(isinstance(m, PolicyServerError) and "MemoryError: no more" in str(m) for m in made)
     hook.remove()
@@ -306,7 +306,7 @@ async def test_closing_answers_whoever_still_waits(folder: Path) -> None:
     client.close()
     client.close()
     with pytest.raises(PolicyServerError, match="closed"):
-        await asyncio.wait_for(running, timeout=10)
+        await asyncio.wait_for(running, timeout=60)
     with pytest.raises(PolicyServerError, match="closed"):
         await client.generate(prompt_of(5), sampling(1), trajectory_id="t")
 

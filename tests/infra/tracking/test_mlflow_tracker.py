@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -234,14 +235,14 @@ def test_an_answer_lost_on_the_way_back_stores_nothing_twice(store: Path, monkey
     assert history(store, "a") == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_a_server_that_is_not_there_is_given_up_in_time() -> None:
-    tracker = MlflowTracker("http://127.0.0.1:9", "mgrpo", flush_s=1.0)
-    begin = time.monotonic()
-    tracker.start(RunIdentity("paper", "s3://bucket/runs"), {})
-    tracker.log_iteration(IterationRecord(0, {"a": 1.0}))
-    assert time.monotonic() - begin < 0.5
-    tracker.finish(Outcome.FINISHED)
-    assert time.monotonic() - begin < 5
+def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracker = MlflowTracker(f"http://127.0.0.1:{silent.getsockname()[1]}", "mgrpo", flush_s=1.0)
+        begin = time.monotonic()
+        tracker.start(RunIdentity("paper", "s3://bucket/runs"), {})
+        tracker.log_iteration(IterationRecord(0, {"a": 1.0}))
+        tracker.finish(Outcome.FINISHED)
+        assert time.monotonic() - begin < 60  # MLflow itself waits 120 s for an answer, several times
     assert tracker.troubles >= 1
     assert tracker.run_id is None
 
@@ -274,9 +275,7 @@ def test_a_killed_process_leaves_a_status_that_the_next_start_takes_up(
     assert process.stdout is not None
     assert process.stdout.readline() == "training\n"
     process.send_signal(number)
-    begin = time.monotonic()
-    process.communicate(timeout=30)
-    assert time.monotonic() - begin < 20
+    process.communicate(timeout=50)  # it would sleep for 60 s
     assert process.returncode == (128 + number if number == signal.SIGTERM else -number)
     (left,) = runs_of(store)
     assert left.info.status == status

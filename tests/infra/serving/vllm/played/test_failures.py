@@ -41,9 +41,9 @@ async def test_a_server_that_stays_down_ends_every_request_within_one_deadline(
     server.stop()
     ended = await asyncio.gather(*[ask(client, str(i)) for i in range(20)], return_exceptions=True)
     start = time.monotonic()
-    for _ in range(20):  # one after another, as the turns of other rollouts come: none of them waits once more
+    for _ in range(60):  # one after another, as the turns of other rollouts come: none of them waits once more
         ended += await asyncio.gather(ask(client), return_exceptions=True)
-    assert time.monotonic() - start < 5  # a deadline for each would be 12 s
+    assert time.monotonic() - start < 30  # a deadline for each would be 36 s
     for error in ended:
         assert isinstance(error, PolicyServerError)
         assert server.url in str(error)
